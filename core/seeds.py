@@ -68,7 +68,7 @@ def derive_seed(entropy: Sequence[int]) -> int:
 
 
 class RngPool:
-    """Generators of the stream of one ``seed``: element ``index`` has its own, whatever was drawn
+    """Generators of the stream of one ``seed``: element ``index`` has its own, independent of draws
     for the others.
 
     ``acquire_rng(i)`` behaves as ``Generator(Philox(counter=[0, 0, op_seed, i], key=key))`` with

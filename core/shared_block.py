@@ -183,7 +183,7 @@ def _notify_tracker(name: str) -> None:
     name.
     """
     message = f"REGISTER:/{name}:shared_memory\nUNREGISTER:/{name}:shared_memory\n"
-    if _tracker._fd is not None:  # otherwise there is none, and it knows nothing
+    if _tracker._fd is not None:  # otherwise no tracker runs, and no name is known
         # In one write, which cannot be interrupted, and not by its methods, which hold a lock and
         # may start a process (4).
         with contextlib.suppress(OSError):

@@ -29,7 +29,7 @@ _MAX_SHOWN = 200
 
 def shown(value: Any, limit: int = _MAX_SHOWN) -> str:
     """A part of a state, or an argument, in an error message: its ``repr``, on one line and
-    shortened, whatever it is.
+    shortened, for any object.
 
     Example:
         >>> shown({"next_index": [1, 10**5000], "text": "a" * 1000}, 60)
@@ -92,7 +92,9 @@ def plain_int(value: Any) -> int | None:
 
 
 def plain_counts(values: Any) -> list[int] | None:
-    """A list of integers from 0 to ``sys.maxsize`` as built-in ones, or ``None`` if it is none."""
+    """A list of integers from 0 to ``sys.maxsize`` as built-in ones, or ``None`` if it is no such
+    list.
+    """
     if not isinstance(values, list | tuple):
         return None
     numbers = [
@@ -125,7 +127,7 @@ def state_count(state: Any, key: str, owner: object) -> int:
     """``state[key]`` as a non-negative built-in ``int`` (NumPy integers are accepted).
 
     Raises:
-        StateMismatchError, StateKeyError: it is none, or missing.
+        StateMismatchError, StateKeyError: it is no such list, or missing.
         StateIndexError: it is above ``sys.maxsize``, where no pipeline gets to.
     """
     value = state_field(state, key, owner)

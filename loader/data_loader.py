@@ -91,14 +91,14 @@ class DataLoader(grain_names.DataLoader):
             else.
         worker_env: environment variables of worker processes (see ``MultiprocessingOptions``).
         num_lanes: into how many lanes the elements are divided, at least as many as workers.
-            Elements and states are those of as many workers then, whatever ``worker_count`` is: a
-            state that was taken with 8 workers continues with ``num_lanes=8`` and 0 to 8 workers.
+            Elements and states are those of as many workers then, for any ``worker_count``: a state
+            that was taken with 8 workers continues with ``num_lanes=8`` and 0 to 8 workers.
             ``None``: one lane for each worker. See ``MultiprocessingOptions`` for what a lane
             costs.
         order: ``"workers"``, as described above; or ``"stream"``: elements and states are those of
-            ``worker_count=0``, whatever their number is. Workers compute the operations up to the
-            first ``FlatMap``, function, ``Batch`` behind a ``Filter``, or second ``Batch``; these
-            and later operations are computed in this process.
+            ``worker_count=0``, for any number of workers. Workers compute the operations up to the
+            first ``FlatMap``, function, ``Batch`` downstream of a ``Filter``, or second ``Batch``;
+            these and later operations are computed in this process.
         workers: which workers, in place of ``worker_count``, ``worker_buffer_size``, ``worker_env``
             and ``num_lanes``: a ``RayOptions``, which has them on other machines, or a
             ``MultiprocessingOptions``, whose ``executor`` chooses between processes and threads.

@@ -115,7 +115,7 @@ class DataLoaderIterator(Iterator[Any]):
         """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any
         data.
         """
-        # as of items of a record, which sampler indices cannot tell apart
+        # as of items of a record, which sampler indices cannot distinguish
         if self._plan.keeps_whole_states:
             return state_to_text({**self._iterator.get_state(), **self._origin}).encode()
         self._frame = self._frame or self._text_around_position()

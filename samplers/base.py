@@ -38,7 +38,7 @@ class BlockSampler:
     _num_records: int
 
     def _epoch(self, index: int) -> int:
-        """The epoch in which ``index`` lies."""
+        """Returns the epoch of ``index``."""
         return 0
 
     @abc.abstractmethod
@@ -76,7 +76,7 @@ def num_records_of(sampler: BlockSampler) -> int:
 
 
 def epoch_of(sampler: BlockSampler, index: int) -> int:
-    """The epoch in which ``index`` lies."""
+    """Returns the epoch of ``index``."""
     return sampler._epoch(index)
 
 

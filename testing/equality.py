@@ -16,7 +16,7 @@ _IDENTITY: Any = object.__eq__
 def are_equal(a: Any, b: Any) -> bool:
     """True if ``a`` and ``b`` have equal types, structures and values; NaN equals NaN here.
 
-    Arrays, of whatever library, are compared by dtype, shape and values; generators by what they
+    Arrays of any library are compared by dtype, shape and values; generators by what they
     will draw; objects without an ``==`` of their own by their attributes.
 
     Example:

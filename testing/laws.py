@@ -1,8 +1,8 @@
 """Code shared by the conformance checks: laws, the report of a broken one, and the laws of
 everything that is only read.
 
-Sources, samplers, map datasets and transformations are all of one kind: an answer depends on the
-question alone, no matter who asks, how often, in which order, thread or process.
+Sources, samplers, map datasets and transformations follow one rule: a result depends on the
+arguments alone, not on the number or the order of calls, the thread or the process.
 """
 
 from __future__ import annotations

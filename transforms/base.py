@@ -113,7 +113,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Tolerate:
-    """Leaves out elements that fail, within a budget.
+    """Skips elements that fail, within a budget.
 
     As ``IterDataset.tolerate`` does, for the operations between it and the ``Tolerate`` before, or
     the sampler: what is counted, what is never tolerated and what a state has is said there. The

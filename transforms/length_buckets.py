@@ -115,7 +115,7 @@ def check_boundaries(boundaries: Any) -> tuple[int, ...]:
 
     Raises:
         TypeError: they are no sequence of integers.
-        ValueError: there are none, or they do not increase, or one is not positive.
+        ValueError: there are no boundaries, or they do not increase, or one is not positive.
     """
     if isinstance(boundaries, str | bytes) or not hasattr(boundaries, "__iter__"):
         raise TypeError(
