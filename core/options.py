@@ -93,7 +93,7 @@ class MultiprocessingOptions:
             most 65 536. Elements, their order and states depend on this number alone, not on
             ``num_workers``: with 8 lanes, 0, 1, 3 or 8 workers give what 8 workers give without it,
             and read each other's states. A worker computes whole lanes. ``None``: one for each
-            worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10
+            worker. Every lane has its own copy of what stateful stages keep: a window shuffle of 10
             000 elements of 1 kB takes 10 MB in each, 80 MB in 8 lanes, wherever these are computed.
             Sources are shared by the lanes of a process, and so are the threads and the read-ahead
             of ``ReadOptions``, of which each lane uses its part.
@@ -274,7 +274,7 @@ class DatasetOptions:
             shared memory.
         max_threads: the most threads that read or pull ahead below one iterator, at least 1. Worker
             processes share them, at least one for each. ``None``: in each process 16, twice the
-            number of CPUs, or the ``num_threads`` of one of the steps, the largest of these.
+            number of CPUs, or the ``num_threads`` of one of the stages, the largest of these.
         max_bytes_ahead: the most bytes that elements which threads have ready or compute ahead, and
             outputs of workers that wait to be taken, take below one iterator, in all of its
             processes, if their sizes are known beforehand; at least 1. ``None``: an eighth of the

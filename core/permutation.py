@@ -192,7 +192,7 @@ def _first_returns(step: NDArray[Any], length: int) -> NDArray[Any]:
             still = (values >= half).nonzero()[0]
             away, values = away.take(still), values.take(still)
         step = lower
-    # Then take every value home by doubling the steps of those outside.
+    # Then map every value back into range by doubling the steps of those outside.
     block = np.arange(len(step), dtype=step.dtype)
     home = np.where(block < length, block, step)
     values = step[:length]

@@ -53,7 +53,7 @@ def slice_pipeline(
     """Returns the pipeline that worker ``index`` of ``count`` runs in place of ``ds``.
 
     Where the pipeline goes over from random access to a stream, it keeps every ``count``-th
-    element, from ``index`` on: random streams and shuffles before that place are those of the
+    element, from ``index`` on: random streams and shuffles upstream of that place are those of the
     whole. A dataset with a method ``set_slice(sl, sequential_slice)`` slices itself: a copy of it
     does. Everything between these places and the output is copied, everything before is shared;
     ``ds`` and what it is made of stay as they are.
@@ -66,14 +66,14 @@ def slice_pipeline(
         ds: the pipeline; ``count == 1`` gives it back.
         index: the worker, in ``[0, count)``.
         count: number of workers.
-        sequential: cut the sources themselves into ``count`` consecutive parts, and run all steps
+        sequential: cut the sources themselves into ``count`` consecutive parts, and run all stages
             on one part.
         by_lanes: return lane ``index`` of ``count``, in which a mixture has the proportions, and a
             schedule the positions, of the whole (see ``mixtures.lanes``).
 
     Raises:
         ValueError: a source of the pipeline cannot be sliced; or, with ``sequential``, a source
-            cannot be cut, or a step has no meaning on a part of its source.
+            cannot be cut, or a stage has no meaning on a part of its source.
 
     Example:
         >>> ds = MapDataset.range(5).to_iter_dataset().map(lambda x: x * 10)

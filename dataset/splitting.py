@@ -93,7 +93,7 @@ class _Splitter:
         self._shares = shares
         self._seed = seed
         self._by = by
-        # by the dataset and the steps behind it
+        # by the dataset and the stages downstream of it
         self._parts: dict[tuple[int, ...], dict[str, Any]] = {}
         self._split: list[Any] = []
 
@@ -108,8 +108,8 @@ class _Splitter:
         return parts
 
     def _parts_of(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:
-        """Parts of ``ds``, whose elements become those that have keys by the steps ``behind``
-        it.
+        """Returns parts of ``ds``, whose elements become those that have keys by the stages
+        ``behind``, which are downstream.
         """
         place = (id(ds), *map(id, behind))
         if place not in self._parts:
@@ -136,8 +136,8 @@ class _Splitter:
         raise ValueError(f"cannot split {ds!s:.200}: {reason}")
 
     def _steps_from_parents(self, ds: Any, behind: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The steps by which elements of each parent become those that have keys; nothing if there
-        is no such way.
+        """Returns the stages by which elements of each parent become those that have keys; ``None``
+        if there is no such way.
         """
         if self._by is None or ds._gm_moves_records or isinstance(ds, ReindexMapDataset):
             return behind  # elements pass as they are

@@ -108,7 +108,7 @@ def observed_by(it: Any) -> Any:
 
 def report_faults_of(it: Any, step: str, num: int) -> None:
     """Reports to the observer of an iterator, if any, that the iterator has skipped ``num`` more
-    faults of a step.
+    faults of a stage.
     """
     observer = observed_by(it)
     if observer is not None:

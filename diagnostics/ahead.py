@@ -21,13 +21,14 @@ class BudgetUse:
     the moment.
 
     Args:
-        process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
+        process: ``"main"``, or ``"worker 0"`` and so on, after the name of its node if it is on
+            Ray.
         num_threads: that read or pull ahead.
         max_threads: the most that there may be.
         num_bytes: what elements take that are ready or being computed, if their sizes are known.
         max_bytes: the most that they may take.
-        is_fixed: whether the options of the pipeline say how many threads; else a step that may use
-            more gets them.
+        is_fixed: whether the options of the pipeline say how many threads; else a stage that may
+            use more gets them.
         decisions: the changes of the number of threads, where that is ``"auto"``, with their
             reasons.
     """

@@ -166,8 +166,8 @@ class Capacity:
         cpus: int,
         waits: bool,
     ) -> Station:
-        """Those behind a stage that reads ahead; what is still ready there has not become an
-        output.
+        """Returns the station of threads of a prefetching stage; elements still buffered there have
+        not become an output.
         """
         computed = sum([summary[i].num_produced_elements for i in prefetch.inputs])
         used = min(1.0, prefetch.num_produced_elements / computed) if computed else 1.0

@@ -167,9 +167,7 @@ class Observer:
         return [it for it in [ref() for ref in self._adopted] if it is not None]
 
     def add_faults(self, step: str, num: int) -> None:
-        """Counts elements that a step that tolerates faults, in this process or workers, has passed
-        over.
-        """
+        """Counts elements that a stage with ``tolerate`` has skipped, in any process."""
         with self._lock:
             self.faults[step] = self.faults.get(step, 0) + num
 
@@ -228,7 +226,7 @@ class Observer:
                 if before is None and self.root is not None:
                     for callback in self.on_use:
                         _try(callback, self)
-                # there is another stage behind it now
+                # there is another downstream stage now
                 if before is not None and before is not self.root:
                     waiting += [it for it in self.alive() if self.probe_of(it) is before]
             for it in waiting:

@@ -37,7 +37,7 @@ def _lay(
     seen: int,
     specs: dict[int, str],
 ) -> None:
-    """Lays a stage and what is behind it beside what was seen."""
+    """Compares a stage and those upstream with the specs that were seen."""
     if number in specs:
         return
     passed, ran = _chain(stages, number), _chain(summary, seen)
@@ -61,7 +61,7 @@ def _lay(
 
 
 def _branch(stages: Mapping[int, Stage], number: int) -> list[str]:
-    """The steps of a branch, and what kind of source it has: where these are the same, so are its
+    """Returns the stages of a branch, and its kind of source: where these are the same, so are its
     elements.
     """
     stage = stages[number]

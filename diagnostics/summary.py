@@ -331,7 +331,8 @@ class ThreadTimeline:
     """The activity of one thread over time.
 
     Args:
-        process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
+        process: ``"main"``, or ``"worker 0"`` and so on, after the name of its node if it is on
+            Ray.
         thread: its name.
         began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all
             processes on Linux); on another node as exactly as its time of day is that of this

@@ -55,7 +55,7 @@ def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
             raise TypeError(advice(args[1:], arguments))
         init(*args, **arguments)
 
-    # for those who do not look behind wrappers
+    # for tools that do not unwrap functions
     vars(checked)["__signature__"] = inspect.signature(init)
     return checked
 

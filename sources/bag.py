@@ -1,6 +1,6 @@
 """The records of Bagz files.
 
-A file is its records, one behind the other, and then for each of them where it ends, in 64-bit
+A file is its records, one after the other, and then for each of them where it ends, in 64-bit
 little-endian words; the last word is so where the words begin. Records are compressed one by one in
 files called ``.bagz``, and as they are in others.
 """

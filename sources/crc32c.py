@@ -1,7 +1,7 @@
 """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of many byte strings at once, in NumPy.
 
 The checksum is linear, so the strings' 32-bit words are not gone through one by one. With every
-string a row of words, zeros in front, words at the front are moved over those behind them: a word
+string a row of words, zeros in front, words at the front are moved over those after them: a word
 ``k`` places further to the front counts as much as what it becomes when ``k`` words of zeros follow
 it, a table for every half of a word. A few such folds leave one word.
 """

@@ -86,7 +86,7 @@ class NullCounts:
         self._of_column: _Readers = {_METADATA_OF_COLUMN: self._metadata}
         self._of_metadata: _Readers = {_STATISTICS_OF_METADATA: self._statistics}
         self._of_statistics: _Readers = {_NULL_COUNT_OF_STATISTICS: self._null_count}
-        # comes mostly: what is behind the row groups is not read
+        # comes mostly: bytes after the row groups are not read
         with contextlib.suppress(LookupError):
             self._struct(0, {_ROW_GROUPS_OF_FILE: self._row_groups})
 

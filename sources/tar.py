@@ -205,7 +205,7 @@ class TarSource(ShardedSource[dict[str, Any]]):
         """
         archive = place[0]
         planned = []
-        # of the range that the next file may be read with; none at first and behind a large one
+        # of the range that the next file may be read with; none at first and after a large one
         begin = end = -1
         for file in self._chosen(place, entry):
             _, start, size, _ = file

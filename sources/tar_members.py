@@ -2,7 +2,7 @@
 their headers.
 
 ``tarfile`` is not used: it takes several times as long for a header, and one that is damaged ends
-the archive for it without an error, so that all files behind would be missing.
+the archive for it without an error, so that all files after it would be missing.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class _Archive:
     def _member(
         self, block: bytes, offset: int, stated: dict[bytes, bytes]
     ) -> tuple[TarMember, int]:
-        """Return the member whose header is at ``offset``, and the offset behind it."""
+        """Return the member whose header is at ``offset``, and the offset after it."""
         kind = block[156]
         name = stated.get(b"path") or _name(block)
         is_file = kind in _FILES and not (kind == 0 and name.endswith(b"/"))

@@ -137,7 +137,7 @@ class TFRecordFile:
 
         Raises:
             ValueError: the record at ``offset`` is damaged or cut off.
-            StateIndexError: ``offset`` is behind the end of the file.
+            StateIndexError: ``offset`` is past the end of the file.
             OSError: the file cannot be read.
         """
         data = self._bytes(offset, max(_BLOCK_BYTES, self._record_size), _HEADER.size)

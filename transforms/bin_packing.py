@@ -41,7 +41,7 @@ class Feature:
 class Placer(abc.ABC):
     """Chooses bins for sequences of given lengths, and remembers how full these are.
 
-    A bin is suited if every feature fits behind what it holds, and it holds fewer than
+    A bin is suited if every feature fits after what it holds, and it holds fewer than
     ``max_sequences`` sequences. The bins in use are always the first ones.
     """
 

@@ -38,7 +38,7 @@ _reading = threading.local()
 
 
 class InBlocks(Protocol):
-    """A step whose elements come from the same blocks within spans of its indices."""
+    """A stage whose elements come from the same blocks within spans of its indices."""
 
     def span(self, index: int) -> range:
         """The indices around ``index`` that share blocks."""
@@ -121,7 +121,7 @@ class KeptBlocks:
         self._lowest = lowest
         self._holding = Holding()
         self._lock = Lock()
-        # by the stage: an index asked for alone, and the step of others
+        # by the stage: an index asked for alone, and the distance of others
         self._seen: dict[int, tuple[int, int]] = {}
         self._freed = 0  # bytes of elements that are gone, which are still counted
         self._size = 0  # bytes of an element

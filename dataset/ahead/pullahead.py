@@ -5,7 +5,7 @@ Guarantees:
 1. Elements come out in the order of the stream, each once, with the position after it.
 2. No more than ``buffer_size`` elements are ready or being computed beyond those that the consumer
    has asked for.
-3. An error, or the end, comes behind the elements before it. Then the thread ends, and the iterator
+3. An error, or the end, comes after the elements before it. Then the thread ends, and the iterator
    is where the error met it.
 4. While ``_is_inside``, the iterator belongs to the thread. After ``stop`` and
    ``wait_until_outside`` the caller may use it.

@@ -2,7 +2,7 @@
 
 Guarantees:
 
-1. Elements come in the order of their indices. An error comes behind the elements before it, when
+1. Elements come in the order of their indices. An error comes after the elements before it, when
    the one that failed is asked for; the next attempt computes that one again.
 2. What was computed and not handed out is not computed again if the consumer continues there, also
    after an error.

@@ -38,7 +38,7 @@ class Division(abc.ABC):
 
     @abc.abstractmethod
     def over_shares(self, ds: Any) -> Any:
-        """The same step, over the worker's shares of what ``ds`` is made of."""
+        """Returns the same stage, over the worker's shares of the parents of ``ds``."""
 
     @abc.abstractmethod
     def sliced_by_itself(self, ds: Any) -> Any:

@@ -40,8 +40,8 @@ def may_hold_twice(ds: Any) -> bool:
 
 
 def part_that_changes(ds: Any) -> Any | None:
-    """A step of ``ds``, or it, that takes some positions of what is shuffled again: it has other
-    records in later epochs.
+    """Returns ``ds`` or a stage upstream that takes some positions of data that is reshuffled: it
+    has other records in later epochs.
     """
     for node in upstream(ds, of_later_epochs=True):
         if node._gm_takes_a_part and any(

@@ -40,7 +40,7 @@ class IterDataset(
     Immutable; every ``iter(ds)`` is an independent iterator at the beginning. Most are made by
     ``MapDataset.to_iter_dataset()``.
 
-    ``len(ds)`` is the number of elements where it follows from the steps, and a ``TypeError`` that
+    ``len(ds)`` is the number of elements where it follows from the stages, and a ``TypeError`` that
     says why where it does not (downstream of a filter, without end, of files). As the length of a
     ``MapDataset``, it counts elements that a function of ``map`` drops by returning ``None``.
     ``operator.length_hint(ds)`` is the greatest number there can be, where that is known.
@@ -63,7 +63,7 @@ class IterDataset(
     _gm_passes_on: ClassVar = False  # all it does with elements is to pass them on, each as it is
     # its state and those upstream say which element each of them gives next
     _gm_states_have_place: ClassVar = False
-    # What the step does, if several workers can do it, each to some of the elements: it changes
+    # What the stage does, if several workers can do it, each to some of the elements: it changes
     # them one by one, with their number or without, it chooses which are kept, or it makes batches.
     _gm_works_on: ClassVar[
         Literal["nothing", "elements", "numbered elements", "choice", "batches"] | None

@@ -126,7 +126,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """Returns the position after the last delivered element, as JSON-able data.
 
         Not to be called by another thread, or by a signal handler, while ``next`` runs: positions
-        of several steps may not belong together then. Hold a lock, or set a flag in the handler.
+        of several stages may not belong together then. Hold a lock, or set a flag in the handler.
         """
 
     @abc.abstractmethod
@@ -167,8 +167,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns what the state says of components of the mixture upstream, the nearest one, by
         name: how many ``"elements"`` were drawn, their ``"lengths"`` together, the ``"epochs"``
-        before this one. What a step holds counts when it has come. Of a mixture of map datasets,
-        where they are read in its order and in this process.
+        before this one. Elements that a stage holds count when they have come. Of a mixture of map
+        datasets, where they are read in its order and in this process.
         """
         from gristmill.dataset.descriptions.draw_counts import counts_of
 

@@ -151,7 +151,7 @@ def exact_length(stream: Any) -> int:
     """``len(stream)``.
 
     Raises:
-        TypeError: it does not follow from the steps how many elements there are.
+        TypeError: the number of elements does not follow from the stages.
     """
     try:
         length = num_elements(stream)

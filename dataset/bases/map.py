@@ -158,7 +158,7 @@ class MapDataset(
 
     @property
     def _gm_reads_once(self) -> bool:
-        """True if this step itself may not give the same element when it is asked again."""
+        """True if this stage itself may not give the same element when it is asked again."""
         return not self._gm_parents and type(self)._gm_items is MapDataset._gm_items
 
     def _gm_set_instrument(self, wrap: Wrap | None) -> None:
@@ -238,7 +238,8 @@ class MapDataset(
         return (self._gm_parents[0], _ALL) if self._gm_keeps_indices else None
 
     def _gm_over_parts(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
-        """This step over parts of its parents that stay the same in all epochs, for ``split``.
+        """Returns this stage over parts of its parents that stay the same in all epochs, for
+        ``split``.
 
         Raises:
             NotOverAPartError: that would not be a part of this dataset.
@@ -246,15 +247,15 @@ class MapDataset(
         return self._gm_over(replaced)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
-        """This step over a part of its parent, for ``sequential_slice``.
+        """Returns this stage over a part of its parent, for ``sequential_slice``.
 
         A copy will do if element ``i`` is made of the parent's at ``i``. That cannot be proved of
-        code; what the other kinds of steps have in common is that they have several parents, or a
-        length of their own, or keep something of the parent's length (a permutation, labels). Steps
-        of ours that do so nevertheless make themselves again.
+        code; the other kinds of stages have several parents, or a
+        length of their own, or keep something of the parent's length (a permutation, labels).
+        Stages of ours that do so nevertheless are constructed again.
 
         Raises:
-            ValueError: this step may be of such a kind.
+            ValueError: this stage may be of such a kind.
         """
         if len(self._gm_parents) != 1:
             raise not_over_a_part(self, "combines several datasets")
@@ -374,7 +375,7 @@ class ReindexMapDataset(BlockMapDataset[T]):
 
 
 class NotOverAPartError(ValueError):
-    """A step has no meaning over a part of its parents."""
+    """A stage has no meaning over a part of its parents."""
 
 
 def not_over_a_part(step: Any, reason: str) -> NotOverAPartError:

@@ -283,10 +283,11 @@ def default_seed(dataset: Any) -> np.uint32 | None:
 
 
 def seed_entropy(dataset: Any) -> list[int]:
-    """The seeds nearest upstream and how many steps away each is:
+    """Returns the seeds nearest upstream and the distance of each in stages:
     ``[seed, steps, seed, steps, …]``.
 
-    Breadth first from ``dataset`` (0 steps), parents in order. Nothing above a seed counts.
+    Breadth first from ``dataset`` (distance 0), parents in order. Nothing upstream of a seed
+    counts.
     """
     entropy: list[int] = []
     level, steps = [dataset], 0
@@ -314,7 +315,7 @@ def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = N
 
 
 def tolerance_of(ds: Any) -> Any:
-    """Which faults of the steps before it ``ds`` passes over; ``None``: none."""
+    """Returns which faults of upstream stages ``ds`` skips; ``None``: no faults."""
     return ds._gm_tolerance
 
 

@@ -18,7 +18,7 @@ class UpstreamElement(Value):
     index: int
     epoch: int = 0  # that the index does not count
     components: tuple[Any, ...] = ()  # of a mixture, which one it is
-    # of the random stream that the step draws from for it: (seed, index)
+    # of the random stream that the stage draws from for it: (seed, index)
     seeds: tuple[tuple[int, int], ...] = ()
 
 

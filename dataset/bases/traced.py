@@ -247,7 +247,7 @@ def rows_at(ds: Any, index: int) -> tuple[Rows, bool]:
     batch. Nothing is read.
 
     Raises:
-        NotImplementedError: a step does not say what its elements are made of.
+        NotImplementedError: a stage does not say what its elements are made of.
     """
     return _rows(ds, index, LineageRecord("", None, 0, index))
 

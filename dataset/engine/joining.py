@@ -1,4 +1,4 @@
-"""Streams of stages that repeat one parent or draw from several in step."""
+"""Streams of stages that repeat one parent or draw from several in lockstep."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class PaddedLane(Replaying):
             yield made.pop()
 
     def _begin(self, cell: Cell) -> list[Any]:
-        """Move the parent behind its last element before ``cell.pos``; return that in a list, which
+        """Move the parent past its last element before ``cell.pos``; return that in a list, which
         is empty if there is none.
         """
         before, num, records = cell.pos

@@ -113,7 +113,7 @@ class Cell:
         return wanted if wanted > 1 else 1
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
-        """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be
+        """Return an iterator of ``num`` flags, one for each element from ``index`` on, to be
         consumed with them.
         """
         end, steps = index + num, repeat(True, num)

@@ -39,7 +39,7 @@ class Failure(Value):
         elements: the numbers of the elements that it worked on, in words; nothing if they are not
             known.
         details: the records that these are made of.
-        again: what is said of epochs by steps that know no more.
+        again: what stages without more information say of epochs.
         record_keys: of these records, if they are numbers or text.
     """
 
@@ -81,7 +81,7 @@ class Note(str):
     """A note of ours at an error, which says where it came up."""
 
     failure: Failure
-    is_on_its_way: bool  # through the steps that were asked for the element
+    is_on_its_way: bool  # through the stages that were asked for the element
 
     @classmethod
     def of(cls, introduction: str, failure: Failure, *, is_on_its_way: bool = False) -> Note:
@@ -219,7 +219,7 @@ def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
 
 def on_delivery(error: BaseException, call: Callable[[], object]) -> None:
     """Lets ``call`` be called when a user gets ``error``, and not as often as it is raised for
-    steps that ask again.
+    stages that ask again.
     """
     vars(error)[_ON_DELIVERY] = call
 

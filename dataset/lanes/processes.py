@@ -172,9 +172,9 @@ class LanesOfWorker(NamedWorker):
     carefully, as long as it is where the dead one was at work: it computes one output at a time and
     nothing ahead, so that all before a record that kills is delivered, and notes which it reads. If
     the record is known at which a worker died, an error that names it takes its place; to skip that
-    means to try the record once more, which leaves it out if it kills again. If it is not, and
-    nothing kills the new worker, the death is reported behind what the dead one was at, or as soon
-    as the next element is slow.
+    means to try the record once more, which skips it if it kills again. If it is not, and
+    nothing kills the new worker, the death is reported after the outputs that the dead one was at,
+    or as soon as the next element is slow.
     """
 
     def __init__(

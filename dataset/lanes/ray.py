@@ -3,8 +3,7 @@
 Guarantees:
 
 1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others
-   continue with them behind that. So every element comes once, in order, however often that
-   happens.
+   continue with them from there. So every element comes once, in order, however often that happens.
 2. Lanes are computed by the actors that are there, as many by each; one that comes later takes some
    over, and so does one that is asked for by ``resize``. No lane changes its actor otherwise.
 3. A lane whose actors die again and again, without any of its elements coming in between, gets an

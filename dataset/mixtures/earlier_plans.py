@@ -42,8 +42,8 @@ def earlier_plans_of(
         follows: whether it follows from a plan alone what is drawn.
 
     Raises:
-        StateMismatchError: the state says something else, or nothing, and a step behind the mixture
-            needs it; or it needs a component that is no longer there.
+        StateMismatchError: the state says something else, or nothing, and a stage downstream of the
+            mixture needs it; or it needs a component that is no longer there.
     """
     described = own.described()
     saved, drawn = state.get(OWN, described), state.get(DRAWN)

@@ -28,7 +28,7 @@ Selected: TypeAlias = tuple[list[tuple[int, Indices]], Sequence[int]]
 
 _MAX_PERIOD = 1 << 16  # selections are tabulated up to this length
 _MAX_PLANNED = 1024  # elements of a block up to which its selection is kept
-# indices up to which looking at the components of each costs less than NumPy's steps for each
+# indices up to which looking at the components of each costs less than NumPy's calls for each
 # component
 _MAX_SINGLE = 64
 

@@ -163,7 +163,7 @@ class _Order:
 
     def _place(self, epoch: Any) -> Any:
         if not self.missing:
-            return epoch * 0 + self.num_blocks  # behind all
+            return epoch * 0 + self.num_blocks  # after all blocks
         place = mixed(epoch, self._place_seed) % self.num_blocks
         return place.astype(np.int64) if isinstance(place, np.ndarray) else place
 

@@ -26,8 +26,8 @@ def device_put(
     overlap. Elements are pytrees of what ``jax.device_put`` takes; dtypes follow JAX's rules
     (``int64`` becomes ``int32`` unless 64 bit are enabled).
 
-    Order: that of ``ds``. State: that of ``ds``, after the last delivered element, so this step can
-    be put in and taken out without effect on checkpoints. Cost: up to ``device_buffer_size + 1``
+    Order: that of ``ds``. State: that of ``ds``, after the last delivered element, so this stage
+    can be added and removed without effect on checkpoints. Cost: up to ``device_buffer_size + 1``
     elements on the device beyond those in use. On the CPU, JAX may use the memory of an array as it
     is, without a copy; buffers that are recycled wait until JAX has let go of them.
 

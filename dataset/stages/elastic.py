@@ -60,8 +60,8 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
     number of shards.
 
     If ``ds`` has a filter, no shard knows without evaluating it which elements are its own:
-    everything up to the last filter is computed in all shards, what comes after it for a shard's
-    own elements only.
+    everything up to the last filter is computed in all shards, stages downstream of it for a
+    shard's own elements only.
 
     Law, for an ``IterDataset``: it interleaves datasets, such as files, of which shard ``s`` has
     numbers ``s``, ``s + n``, …. Each shard ends when its datasets do, its last batch may be
@@ -83,8 +83,8 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
 
     Args:
         ds: a ``MapDataset``, not sharded. Or an ``IterDataset``: an ``InterleaveIterDataset``, with
-            or without steps after it that have no state of their own, such as ``map``, ``filter``
-            and ``batch``.
+            or without stages downstream that have no state of their own, such as ``map``,
+            ``filter`` and ``batch``.
         global_batch_size: elements per step in all shards together, a multiple of their number. 0,
             for an ``IterDataset``: single elements.
         shard_options: this shard and the number of shards.

@@ -257,25 +257,26 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
     get it as it is and list nothing again.
 
     Order: the library's. The epoch that ``set_epoch`` gave it when this dataset was made is that of
-    every iterator; ``repeat`` gives the same examples in the same order again, so shuffle behind
-    it. State: the library's ``state_dict`` as text, and how many elements there were. Restoring
-    continues with exactly the next example, any number of times: by the library's state where it is
-    exact, which reads on in the file; else, for ``batch(by_column=...)``, ``map(batched=True)`` of
-    Arrow tables, ``async`` functions, files joined with a generator, and releases before 5.2, by
-    reading from the beginning. Cost: what the library's own iteration costs.
+    every iterator; ``repeat`` gives the same examples in the same order again, so shuffle
+    downstream of it. State: the library's ``state_dict`` as text, and how many elements there were.
+    Restoring continues with exactly the next example, any number of times: by the library's state
+    where it is exact, which reads on in the file; else, for ``batch(by_column=...)``,
+    ``map(batched=True)`` of Arrow tables, ``async`` functions, files joined with a generator, and
+    releases before 5.2, by reading from the beginning. Cost: what the library's own iteration
+    costs.
 
     A shuffle with a buffer (``shuffle(buffer_size=1000)``) is refused, as the library loses what is
     in the buffer when it is resumed: shuffle files by ``shuffle(seed=..., buffer_size=1)`` and
-    examples by ``window_shuffle`` behind this dataset.
+    examples by ``window_shuffle`` downstream of this dataset.
 
     Workers (``mp_prefetch``) share the shards of the stream, worker ``i`` of ``n`` reads shards
     ``i``, ``i + n``, …, if it has as many and what was done to it looks at every example alone.
-    Else every worker reads everything and keeps every ``n``-th example: do what is costly behind
-    this dataset then, or call ``reshard()`` before.
+    Else every worker reads everything and keeps every ``n``-th example: run costly stages
+    downstream of this dataset then, or call ``reshard()`` before.
 
     What fails in the library is an error of ``next``, which comes again: the library cannot go past
-    it. Put functions that may fail behind this dataset (``.map(...)``), where ``skip_failed`` and
-    ``tolerate`` go past them.
+    it. Put functions that may fail downstream of this dataset (``.map(...)``), where
+    ``skip_failed`` and ``tolerate`` go past them.
 
     Args:
         dataset: one split, loaded with ``streaming=True``, or made by ``to_iterable_dataset``. What

@@ -37,7 +37,7 @@ class SliceMapDataset(ReindexMapDataset[T]):
         self._gm_parameters = SliceParameters(self._start, self._stop, self._step)
         self._length = len(range(self._start, self._stop, self._step))
         self._gm_takes_a_part = not self._is_share_or_all()
-        # of one element any step is, even one beyond int64
+        # of one element any step is valid, even one beyond int64
         self._stride = self._step if self._length > 1 else 0
 
     def __len__(self) -> int:

@@ -57,8 +57,8 @@ def needs_of(step: Any) -> str | None:
 
 
 def interleaved_part(ds: IterDataset[Any]) -> IterDataset[Any] | None:
-    """Of ``ds`` the interleave that it begins with, and the steps behind that which change every
-    element alone, if it does so.
+    """Returns the interleave at the beginning of ``ds``, with the downstream stages that change
+    every element alone; ``None`` without an interleave.
     """
     chain = _chain(ds)
     if type(chain[0]) is not InterleaveIterDataset:
@@ -82,7 +82,7 @@ class MemberParameters(Parameters):
 
 
 class MemberIterDataset(IterDataset[Any]):
-    """Dataset ``index`` of an interleave, and what ``steps`` behind that make of its elements.
+    """Dataset ``index`` of an interleave, with the stages ``steps`` downstream of it.
 
     Worker ``i`` of as many as there are datasets has dataset ``i`` in place of it.
     """

@@ -1,9 +1,9 @@
 """``mp_prefetch(order="stream")``: the stream of no workers at all, of which workers compute what
 can be divided.
 
-Of a chain of steps, those from ``to_iter_dataset`` on are divided as long as an element follows
-from its index alone: the *divided part*. Workers compute it, and steps that come after it are run
-by the consumer, over an iterator that has the divided part's elements and states.
+Of a chain of stages, those from ``to_iter_dataset`` on are divided as long as an element follows
+from its index alone: the *divided part*. Workers compute it, and downstream stages are run by the
+consumer, over an iterator that has the divided part's elements and states.
 
 Guarantees:
 
@@ -122,7 +122,9 @@ def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
 
 
 def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
-    """The part of ``ds``, up to one of its steps, in which every element follows from its index."""
+    """The part of ``ds``, up to one of its stages, in which every element follows from its
+    index.
+    """
     root, *steps = _chain(ds)
     if tolerances(root._gm_parents[0]):
         raise ValueError(
@@ -163,7 +165,7 @@ class DividedPart:
         must_be_whole = "numbered elements" in needs or "batches" in needs
         self._checks_root = must_be_whole and not parameters_of(self._root).allow_nones
         self._marks_root = not must_be_whole and not parameters_of(self._root).allow_nones
-        # From the first of these steps on there may be a ``LeftOut`` in place of an element.
+        # From the first of these stages on there may be a ``LeftOut`` in place of an element.
         drops = [self._marks_root, *[need == "choice" for need in needs]]
         self.leaves_out = any(drops)
         self._first_marked = max(0, drops.index(True) - 1) if self.leaves_out else len(self._steps)
@@ -219,7 +221,7 @@ def _is_there(x: Any) -> bool:
 
 
 class _Step(Value):
-    """A step that looks at every element alone."""
+    """A stage that processes every element alone."""
 
     function: Callable[[Any], Any]
     leaves_out: bool
@@ -239,7 +241,7 @@ class MarkingIterDataset(IterDataset[Any]):
     """Applies ``steps`` to every element of the parent in a worker; yields a ``LeftOut`` where one
     of them drops it.
 
-    State: the parent's. Cost: that of the steps.
+    State: the parent's. Cost: that of ``steps``.
     """
 
     _gm_num_elements = same_number

@@ -55,7 +55,7 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
     elements, or one large one, from thread to thread.
 
     The thread starts with the first element or with ``start_prefetch()``. Errors come in order,
-    behind the elements before them; the following ``next`` tries the same element again.
+    after the elements before them; the following ``next`` tries the same element again.
 
     Args:
         parent: the dataset.

@@ -1,4 +1,4 @@
-"""Of which components elements were drawn, as states of steps that hold such elements say it (see
+"""Components of drawn elements, as recorded in states of stages that hold such elements (see
 ``states/mixtures.py``).
 """
 
@@ -27,9 +27,9 @@ class DrawLog(NamedTuple):
         names: of the components; ``None``: its elements are forgotten.
         draws: which of these each is of; the complement of that: it is skipped; ``None``:
             nothing was drawn.
-        rows: the output of the step with which each was delivered, -1: not yet wholly; or empty, if
-            that is not needed.
-        left: what the step says of the last one, if a part of that was delivered.
+        rows: the output of the stage with which each was delivered, -1: not yet wholly; or empty,
+            if that is not needed.
+        left: what the stage says of the last one, if a part of that was delivered.
     """
 
     start: int
@@ -95,7 +95,7 @@ class DrawLog(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The position behind the last one."""
+        """The position after the last one."""
         return self.start + len(self.draws)
 
     def at(self, position: int) -> int | None:

@@ -148,9 +148,9 @@ def merge_states(states: Iterable[Any]) -> dict[str, Any]:
     Law: the order of ``states`` does not matter, and a state of all lanes merges to itself.
 
     Args:
-        states: of the iterators of all hosts after the same step, of ``global_batch`` or of stages
-            behind it that keep nothing else, or the same, such as ``map`` and ``map_with_index``.
-            What JSON has made of them will do.
+        states: of the iterators of all hosts after the same step, of ``global_batch`` or of
+            downstream stages that keep nothing else, or the same, such as ``map`` and
+            ``map_with_index``. What JSON has made of them will do.
 
     Raises:
         StateMismatchError: (a ``ValueError``) they are not of one step of one pipeline, or the
@@ -176,7 +176,7 @@ def merge_states(states: Iterable[Any]) -> dict[str, Any]:
         raise StateMismatchError(
             f"states must be those of all hosts, at least one mapping, got {shown(found)}"
         )
-    if "parent" in found[0]:  # of a stage behind them
+    if "parent" in found[0]:  # of a downstream stage
         rests = [{key: value for key, value in state.items() if key != "parent"} for state in found]
         if any([rest != rests[0] for rest in rests]):
             raise StateMismatchError(

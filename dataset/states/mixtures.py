@@ -8,12 +8,12 @@ A stage that replays elements of a mixture has a record of its draws in its own 
    A state that is saved before that has what is left of the list.
 2. ``"turns"``, if the stage is right downstream of the mixture: the components of these elements,
    in the order in which they were drawn. When a component is dropped, the mixture draws those of
-   the others again in the same order. Those of the dropped one, which is ``"forgotten"``, are left
-   out. Bins, whose rows are others then, begin a new group: the list says which elements were
-   delivered, and the mixture passes over these.
+   the others again in the same order. Those of the dropped one, which is ``"forgotten"``, are
+   skipped. Bins, whose rows are others then, begin a new group: the list says which elements were
+   delivered, and the mixture skips these.
 3. Without ``"turns"``, dropping a component is refused if the stage may hold elements of it.
 
-A mixture is found by its entries, as JSON; so states of nested steps, lanes and users' iterators
+A mixture is found by its entries, as JSON; so states of nested stages, lanes and users' iterators
 are looked into as well.
 """
 
@@ -79,7 +79,7 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
     Args:
         state: of an iterator.
         names: of the components.
-        is_held: whether a step behind that iterator takes elements of it again.
+        is_held: whether a stage downstream of that iterator replays elements of it.
     """
     if isinstance(state, list | tuple):
         return type(state)([without_components(value, names, is_held=is_held) for value in state])
@@ -140,8 +140,8 @@ def forgotten_in(state: Mapping[str, Any]) -> set[str]:
 
 
 def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """The state of a step such that it continues without what it holds of components of its mixture
-    with these names.
+    """Returns the state of a stage such that it continues without what it holds of components of
+    its mixture with these names.
 
     ``None`` if it is not known what it holds.
     """
@@ -176,8 +176,8 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
 
 
 def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """The state of a step with a record of what mixtures have drawn, such that it continues without
-    components with these names.
+    """Returns the state of a stage with a record of what mixtures have drawn, such that it
+    continues without components with these names.
 
     ``None`` if it holds elements of these, and it is not known which others.
     """
@@ -234,7 +234,7 @@ def _draws(record: Any) -> SavedDraws | None:
 
 
 def _names_drawn(state: Any) -> set[str]:
-    """The components of mixtures of which a step, and steps upstream, hold elements."""
+    """Returns the components of mixtures of which a stage, or stages upstream, hold elements."""
     if isinstance(state, Mapping):
         draws = _draws(state)
         return (
@@ -246,12 +246,12 @@ def _names_drawn(state: Any) -> set[str]:
 
 
 def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_rows: int) -> bool:
-    """Changes the state of a step that cuts elements such that it continues where it has cut one,
+    """Changes the state of a stage that cuts elements such that it continues where it has cut one,
     if that is still there.
 
     Args:
         state: the state.
-        are_there: for each element that the step will get, whether its component was not dropped.
+        are_there: for each element that the stage will get, whether its component was not dropped.
         cut: what is left of the last element, where a row was delivered.
         num_rows: how many rows were delivered.
 

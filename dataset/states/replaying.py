@@ -37,8 +37,8 @@ def replaying(step: Any, what: str | None) -> Iterator[None]:
 
 
 def refuse_replay(mixture: Any, change: str) -> None:
-    """Raises ``StateMismatchError`` if a step behind ``mixture``, which is another one by
-    ``change``, takes elements again.
+    """Raises ``StateMismatchError`` if a stage downstream of ``mixture``, which is another one by
+    ``change``, replays elements.
     """
     if _replaying.what is not None:
         raise StateMismatchError(

@@ -147,7 +147,7 @@ class PipelineProducer:
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         if self.quarantine is not None:
-            # of which those that are behind it go
+            # finished entries are removed from it
             self.quarantine = replace(self.quarantine, until={**self.quarantine.until})
         for number in self._lanes.keys() - states:
             self._lanes[number].close()

@@ -55,8 +55,8 @@ def explain(
             ``MapDataset``, ``IterDataset`` or ``DataLoader``.
         state: what ``get_state`` returned.
         step: of a ``MapDataset`` the index; of a stream the number of the output, counted from 0,
-            if the records follow from it by arithmetic. Functions of ``map`` are assumed to leave
-            out nothing, as in ``len(ds)``.
+            if the records follow from it by arithmetic. Functions of ``map`` are assumed to drop
+            nothing, as in ``len(ds)``.
         ledger: a ``Ledger``, or its path. With it ``step`` may be any step that it has recorded.
 
     Raises:

@@ -25,11 +25,11 @@ class Record(Value):
             ``DataLoader`` that of the sampler. ``None`` in files.
         epoch: counted from 0; ``None`` if that is not known, as of users' samplers.
         component: its name or number in the innermost mixture; ``None`` without one.
-        seed: ``(seed, index)`` of the random stream from which the last random step drew for it;
+        seed: ``(seed, index)`` of the random stream from which the last random stage drew for it;
             ``None`` without one.
         span: ``(start, stop)``, its cells in a packed row; ``None`` elsewhere.
         components: those in all mixtures, the outermost first.
-        seeds: the random streams of all random steps, the first one first.
+        seeds: the random streams of all random stages, the first one first.
         place: its file and the position there, counted from 0, such as ``"web.jsonl, record 40"``;
             ``None`` for a source that is no file, or does not say.
 

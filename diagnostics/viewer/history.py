@@ -191,7 +191,7 @@ def _is_of_batches(step: Any) -> bool:
 
 
 def makes_batches(step: Any) -> bool:
-    """True if a step says of itself that it makes batches."""
+    """True if a stage says that it makes batches."""
     return is_of_library(step) and hasattr(parameters_of(step), "batch_size")
 
 

@@ -238,7 +238,7 @@ def _frames_from_points(
         if len(text) != size:
             raise _undecodable(path, point.start, "part of a gzip member", "it has another length")
         yield Frame(point.start, stop, text, point.bit, point.window)
-    if any(texts):  # which also reads the checksum behind the text
+    if any(texts):  # which also reads the checksum after the text
         raise _undecodable(path, points[-1].start, "end of a gzip member", "it has another length")
 
 
@@ -275,7 +275,7 @@ class _FileReader:
         return self._buffer[here : here + num_bytes]
 
     def take(self, num_bytes: int) -> bytes:
-        """Return the next bytes, fewer only at the end, and move behind them."""
+        """Return the next bytes, fewer only at the end, and move past them."""
         pieces = []
         while num_bytes and (piece := self.peek(min(num_bytes, _READ_BYTES))):
             self.position += len(piece)
@@ -285,7 +285,7 @@ class _FileReader:
 
 
 def _texts(reader: _FileReader) -> Iterator[bytes]:
-    """Yield the text of the frame that begins here in pieces, and move the reader behind it."""
+    """Yield the text of the frame that begins here in pieces, and move the reader past it."""
     return _texts_of_member(reader) if reader.is_gzip else _texts_of_frame(reader)
 
 

@@ -61,7 +61,7 @@ class _FrameDecoder:
         lock: held by the thread that decodes.
         first: the number of the first of the frames.
         following: the number of the frame that is decoded next.
-        texts: the texts of that one and of those behind it; None before the first read and after
+        texts: the texts of that one and of those after it; None before the first read and after
             an error.
         num_passed: how many frames were decoded that were not wanted.
     """

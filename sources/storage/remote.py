@@ -187,7 +187,7 @@ def download(
 
 
 def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int, int]) -> None:
-    """Refuses a range that ends behind its file: the caller has a wrong size of the file."""
+    """Refuses a range past the end of its file: the caller has a wrong size of the file."""
     number, start, stop = one
     if stop > sizes[number]:
         raise OSError(
