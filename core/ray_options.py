@@ -134,7 +134,7 @@ def with_number(options: Any, num_workers: int) -> Any:
 
 
 def check_worker_options(name: str, options: Any) -> Any:
-    """``options``, if they say which workers to use.
+    """Return ``options``, if they say which workers to use.
 
     Raises:
         TypeError: they do not.

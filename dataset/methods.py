@@ -49,7 +49,7 @@ S = TypeVar("S")
 
 
 def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> Any:
-    """``order``, if it is one that goes with the other arguments of ``mp_prefetch``."""
+    """Returns ``order``, if it is one that goes with the other arguments of ``mp_prefetch``."""
     check_word("order", order, "workers", "stream")
     if order == "stream" and (options.num_lanes is not None or sequential_slice):
         name = "sequential_slice=True" if sequential_slice else f"num_lanes={options.num_lanes}"
@@ -67,7 +67,7 @@ def _by_workers(
     sequential_slice: bool = False,
     by_lanes: bool | None = None,
 ) -> Any:
-    """``ds``, computed by workers."""
+    """Returns ``ds``, computed by workers."""
     if options.num_workers == 0 and options.num_lanes is None:
         return ds
     if not isinstance(options, RayOptions):

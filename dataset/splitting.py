@@ -31,7 +31,7 @@ _MAX_KEYS = 2**40  # a dataset with more records is repeated forever
 def split(
     ds: Any, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None
 ) -> dict[str, Any]:
-    """The parts for ``ds.split(weights, seed, by)``."""
+    """Returns the parts for ``ds.split(weights, seed, by)``."""
     if by is not None and not callable(by):
         raise TypeError(
             f"by must be a function of an element, got {by!r:.200} of type {type(by).__name__}"
@@ -180,7 +180,7 @@ def _can_be_over_parts(ds: Any) -> bool:
 
 
 def _over(ds: Any, parents: list[Any]) -> Any:
-    """``ds`` over other parents."""
+    """Returns ``ds`` over other parents."""
     return _OverParts(ds._gm_parents, parents).over_replaced(ds)
 
 

@@ -44,7 +44,8 @@ def looking_once() -> Iterator[None]:
 
 
 def watcher() -> Callable[[Any], None] | None:
-    """The function to call with the iterators of a new pipeline; ``None`` if it is not observed.
+    """Returns the function to call with the iterators of a new pipeline; ``None`` if it is not
+    observed.
 
     Worker processes observe what the process asks for that they work for, and nothing by
     themselves.
@@ -95,14 +96,14 @@ def observe_as(it: Any, observer: Any, part: Any) -> None:
 
 
 def observed_as(it: Any) -> tuple[Any, Any]:
-    """The observer of an iterator and the part of its pipeline that the iterator is; ``None`` for
-    both if it is not observed.
+    """Returns the observer of an iterator and the part of its pipeline that the iterator is;
+    ``None`` for both if it is not observed.
     """
     return getattr(it, "_gm_observed", None) or (None, None)
 
 
 def observed_by(it: Any) -> Any:
-    """The observer of an iterator; ``None`` if there is none."""
+    """Returns the observer of an iterator; ``None`` if there is none."""
     return observed_as(it)[0]
 
 

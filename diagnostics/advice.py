@@ -37,7 +37,7 @@ class Settings:
     multiprocessing_options: WorkerOptions | None
 
     def num_threads(self, prefetch: StageSummary) -> int:
-        """The number of threads that may do the work of a stage that reads ahead."""
+        """Returns the number of threads that may do the work of a stage that reads ahead."""
         if prefetch.num_threads is not None:
             return max(1, prefetch.num_threads)
         return max(1, self.read_options.most_threads) if self.read_options is not None else 1
@@ -208,7 +208,7 @@ class Advisor:
         return reads.most_threads if reads is not None else 0
 
     def _largest(self, key: int) -> StageSummary:
-        """The stage of a station whose elements are the largest."""
+        """Returns the stage of a station whose elements are the largest."""
         return max([self._summary[part] for part in self._capacity.stations[key].parts], key=_size)
 
     def _with(self, key: int, station: Station, width: float) -> float:
@@ -267,8 +267,8 @@ class Advisor:
         yield Change(text, self._capacity.with_stations(changed))
 
     def _more_waiting(self) -> float:
-        """The factor by which more threads could wait at once; processes, which need as much
-        memory, do no better.
+        """Returns the factor by which more threads could wait at once; processes, which need as
+        much memory, do no better.
         """
         if self._reads is None or not self._threads_of_options():
             return _MORE_THREADS
@@ -302,7 +302,7 @@ class Advisor:
             yield Change(text, self._with(key, station, num) if key is not None else None)
 
     def _worker_text(self, num: int) -> tuple[int, str]:
-        """The number of workers that fit, and a text on the resources that they take."""
+        """Returns the number of workers that fit, and a text on the resources that they take."""
         kind = MultiprocessingOptions if self._workers is None else type(self._workers)
         # Ray has a limit of its own
         output, memory = self._summary[0], math.inf if kind is RayOptions else self._machine.memory
@@ -393,7 +393,7 @@ def _size(stage: StageSummary) -> float:
 
 
 def _step(left: float) -> int:
-    """A number that is the same for times that are treated as equal."""
+    """Returns a number that is the same for times that are treated as equal."""
     return round(math.log(max(left, 1.0), _SAME))
 
 

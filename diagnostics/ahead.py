@@ -64,8 +64,8 @@ def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
 
 
 def ahead_text(summary: ExecutionSummary) -> str:
-    """All of it in one line, with those stages for which others waited longest; empty if nothing is
-    computed ahead.
+    """Returns all of it in one line, with those stages for which others waited longest; empty if
+    nothing is computed ahead.
     """
     budgets = summary.budgets
     if not budgets:
@@ -98,5 +98,5 @@ def ahead_text(summary: ExecutionSummary) -> str:
 
 
 def short_name(stage: StageSummary) -> str:
-    """The name of a stage, and its number in the table."""
+    """Returns the name of a stage, and its number in the table."""
     return f"{stage.name.partition('(')[0].partition('[')[0]} ({stage.id})"

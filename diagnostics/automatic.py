@@ -24,7 +24,7 @@ _NOTE = (
 
 
 def automatic_observer() -> Observer:
-    """An observer for a new pipeline, with all that the process's options ask for."""
+    """Returns an observer for a new pipeline, with all that the process's options ask for."""
     observer = Observer()
     annotate_while_profiling(observer)
     if exporters:

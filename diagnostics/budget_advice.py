@@ -67,8 +67,8 @@ class BudgetAdvisor:
         )
 
     def with_threads(self, num_threads: int) -> dict[int | None, Station]:
-        """The stations that change if all stages together may use ``num_threads``, or more than
-        now.
+        """Returns the stations that change if all stages together may use ``num_threads``, or more
+        than now.
         """
         shared = self._capacity.stations.get(SHARED)
         return (
@@ -76,8 +76,8 @@ class BudgetAdvisor:
         )
 
     def allowing(self, num_threads: int, num_workers: int = 0) -> str:
-        """The further settings needed so that a stage may use ``num_threads`` here, or in each
-        worker.
+        """Returns the further settings needed so that a stage may use ``num_threads`` here, or in
+        each worker.
         """
         budget = self._in_worker if num_workers else self._here
         if budget is None or not budget.is_fixed or num_threads <= budget.max_threads:
@@ -85,8 +85,8 @@ class BudgetAdvisor:
         return f" Allow as many: {_options('max_threads', num_threads * max(1, num_workers))}."
 
     def _max_bytes(self) -> int:
-        """The largest number of bytes of prefetched elements, in the processes where others waited
-        for memory.
+        """Returns the largest number of bytes of prefetched elements, in the processes where others
+        waited for memory.
         """
         places = {x.place == "workers" for x in self._summary.values() if x.memory_wait_ns}
         return sum([x.max_bytes for x in self._summary.budgets if (x.process != "main") in places])

@@ -196,8 +196,8 @@ class Capacity:
                 self.stations[SHARED] = Station(work, budget.max_threads)
 
     def _held(self, snapshot: Snapshot) -> float:
-        """The time that an output waited because prefetched elements used all allowed memory; other
-        stages may wait for the waiting one.
+        """Returns the time that an output waited because prefetched elements used all allowed
+        memory; other stages may wait for the waiting one.
         """
         waits = {"consumer": 0.0, "threads": 0.0, "workers": 0.0}
         for x in snapshot.summary.values():
@@ -272,7 +272,7 @@ class Capacity:
         return math.fsum([x.parts.get(i, 0.0) for x in self.stations.values() for i in parts])
 
     def with_stations(self, changed: dict[int | None, Station]) -> float:
-        """The time of an output with other stations in place of some."""
+        """Returns the time of an output with other stations in place of some."""
         parts = {
             part for key in changed if key in self.stations for part in self.stations[key].parts
         }
@@ -281,14 +281,14 @@ class Capacity:
         return max(left, self.held)  # neither threads nor processes have more memory
 
     def with_memory(self) -> float:
-        """The time of an output if there were memory for all prefetched elements; at least the
-        present limit.
+        """Returns the time of an output if there were memory for all prefetched elements; at least
+        the present limit.
         """
         return max(self._longest(self.stations), self.now - self.held)
 
 
 def spread(snapshot: Snapshot) -> float | None:
-    """The relative standard error of the time that an output takes, from slices of the run;
+    """Returns the relative standard error of the time that an output takes, from slices of the run;
     ``None`` if there are too few.
     """
     marks = snapshot.marks
@@ -313,8 +313,8 @@ def _at_work(stages: list[StageSummary]) -> list[StageSummary]:
 
 
 def _segments(summary: ExecutionSummary) -> dict[int | None, list[StageSummary]]:
-    """The stages that run in one thread, by the prefetching stage that waits for them; ``None`` is
-    the consumer's thread.
+    """Returns the stages that run in one thread, by the prefetching stage that waits for them;
+    ``None`` is the consumer's thread.
     """
     segments: dict[int | None, list[StageSummary]] = {
         None: [x for x in summary.values() if x.place == "consumer"]

@@ -173,7 +173,7 @@ def svg_picture(width: float, height: float, label: str, parts: Sequence[str]) -
 def _boxes(
     graph: Graph, notes: Mapping[int, Sequence[str]], weights: Mapping[int, float]
 ) -> list[_Box]:
-    """The boxes of the drawing, the output first, then depth first."""
+    """Returns the boxes of the drawing, the output first, then depth first."""
     boxes: list[_Box] = []
     drawn: dict[int | str, _Box] = {}  # of stages
     stages = graph.by_id

@@ -63,7 +63,7 @@ class Graph:
         return {stage.id: stage for stage in self.stages}
 
     def with_specs(self, specs: Mapping[int, str]) -> Graph:
-        """The same graph, with what was seen of the elements after some of the stages."""
+        """Returns the same graph, with what was seen of the elements after some of the stages."""
         return Graph(
             tuple([replace(stage, spec=specs.get(stage.id) or stage.spec) for stage in self.stages])
         )

@@ -163,7 +163,7 @@ class Observer:
         return probe or self.root
 
     def alive(self) -> Iterable[DatasetIterator[Any]]:
-        """The iterators that are observed and still there."""
+        """Returns the iterators that are observed and still there."""
         return [it for it in [ref() for ref in self._adopted] if it is not None]
 
     def add_faults(self, step: str, num: int) -> None:
@@ -172,7 +172,7 @@ class Observer:
             self.faults[step] = self.faults.get(step, 0) + num
 
     def components(self) -> dict[int, dict[str, dict[str, int]]]:
-        """The draw counts of the components of mixtures of streams, by the number of their
+        """Returns the draw counts of the components of mixtures of streams, by the number of their
         probe.
         """
         found: dict[int, dict[str, dict[str, int]]] = {}
@@ -308,7 +308,7 @@ class Observer:
             _try(callback)
 
     def cell(self, probe: Probe) -> StageCounts:
-        """The sum of the counts of all threads for a stage."""
+        """Returns the sum of the counts of all threads for a stage."""
         total = StageCounts()
         with merging:
             for lane in [*self.lanes]:
@@ -344,7 +344,7 @@ def _fits(probe: Probe, stage: Any) -> bool:
 
 
 def _num_ready(owner: Callable[[], Any]) -> int | None:
-    """The number of elements that a prefetching stage could deliver at once."""
+    """Returns the number of elements that a prefetching stage could deliver at once."""
     it = owner()
     work = None if it is None else it._gm_engine.work_ahead()
     return None if work is None else work.num_ready

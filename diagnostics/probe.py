@@ -353,8 +353,8 @@ class OutputCounts:
         self._mark_at = now + self._mark_ns
 
     def percentile(self, share: float) -> float:
-        """The delay in nanoseconds that this share of the outputs did not exceed, to about 6 %; 0
-        if there were none.
+        """Returns the delay in nanoseconds that this share of the outputs did not exceed, to about
+        6 %; 0 if there were none.
         """
         left = share * sum(self.delays)
         for place, num in enumerate(self.delays):
@@ -510,8 +510,8 @@ def timing_thread(original: Method, number: int, lanes: CountersOfThreads) -> Me
 
 
 def take_anew(it: Any, n: int, original: Method) -> list[Any]:
-    """The next elements of an iterator, through the instrument that it has by now; of a user's one
-    of them.
+    """Returns the next elements of an iterator, through the instrument that it has by now; of a
+    user's one of them.
 
     Args:
         it: the iterator.

@@ -90,7 +90,7 @@ class WorkerReport:
 
 
 def records_of(observer: Any) -> list[StageRecord]:
-    """The counts of an observer in this process, by the numbers of its probes."""
+    """Return the counts of an observer in this process, by the numbers of its probes."""
     probes = [*observer.probes]
     cells = [observer.cell(probe) for probe in probes]
     for probe in probes:
@@ -266,12 +266,12 @@ class WorkerGroup:
             self._past[key] = _added(self._past.pop(key, None), report)
 
     def decoding(self, node: str) -> int:
-        """The time that the consumer took to decode messages from a node."""
+        """Return the time that the consumer took to decode messages from a node."""
         return max(0, self._received[node] - self._waited[node])
 
     def reports(self) -> list[WorkerReport]:
-        """One of every worker on each node where it was, what those before it in its place there
-        have counted included.
+        """Return one of every worker on each node where it was, what those before it in its place
+        there have counted included.
         """
         reports = {
             key: replace(report, records=deepcopy(report.records))
@@ -315,8 +315,8 @@ def _node(worker: Any) -> str:
 
 
 def _wall() -> int:
-    """The difference between the time of day, which is nearly the same on all machines, and the
-    clock of this machine.
+    """Return the difference between the time of day, which is nearly the same on all machines, and
+    the clock of this machine.
     """
     return time.time_ns() - clock()
 

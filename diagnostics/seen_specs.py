@@ -76,7 +76,7 @@ def _makes_datasets(stage: Stage) -> bool:
 
 
 def _chain(stages: Mapping[int, Stage] | Mapping[int, StageSummary], number: int) -> list[int]:
-    """A stage and those before it, as long as each has one input."""
+    """Returns a stage and those before it, as long as each has one input."""
     found = [number]
     while len(found) <= _MAX_SKIPPED and len(inputs := stages[found[-1]].inputs) == 1:
         found.append(inputs[0])
@@ -84,5 +84,5 @@ def _chain(stages: Mapping[int, Stage] | Mapping[int, StageSummary], number: int
 
 
 def _kind(name: str) -> str:
-    """The name that a dataset and its iterator share."""
+    """Returns the name that a dataset and its iterator share."""
     return re.sub(r"(Iter)?Dataset|Iterator", "", re.split(r"[(\[]", name)[0])

@@ -56,7 +56,7 @@ class ShuffleQuality:
         return self.distance / self.ideal if self.ideal else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, JSON-able."""
+        """Returns all figures, JSON-able."""
         return {name: value for name, value in asdict(self).items() if name != "_points"} | {
             "ratio": self.ratio
         }
@@ -75,8 +75,8 @@ class ShuffleQuality:
         )
 
     def svg(self) -> str:
-        """A picture: elements from left to right, their classes from top to bottom. A complete
-        shuffle is an even cloud.
+        """Returns a picture: elements from left to right, their classes from top to bottom. A
+        complete shuffle is an even cloud.
         """
         dots = [
             f'<circle class="gm-arrow" cx="{_MARGIN + x * (_WIDTH - 2 * _MARGIN):.1f}" '
@@ -213,8 +213,8 @@ def _record_keys(ds: MapDataset[Any], indices: range) -> list[int]:
 
 
 def _classes(keys: list[Any]) -> tuple[NDArray[np.int64], int]:
-    """The class of each key, numbered, and how many there are; in the order of keys where they have
-    one.
+    """Returns the class of each key, numbered, and how many there are; in the order of keys where
+    they have one.
     """
     try:
         different = sorted(set(keys))

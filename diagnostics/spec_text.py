@@ -87,7 +87,7 @@ def _nbytes(element: Any) -> int:
 
 
 def _children(element: Any) -> Mapping[Any, Any]:
-    """The parts of a container by name or number; none of a leaf."""
+    """Returns the parts of a container by name or number; none of a leaf."""
     if isinstance(element, Mapping):
         return element
     if isinstance(element, list | tuple):
@@ -149,7 +149,7 @@ def _sequence_text(items: Sequence[Any]) -> str:
 
 
 def _quoted(part: Any) -> str:
-    """A part of a container unchanged: containers as they are, leaves in quotes."""
+    """Returns a part of a container unchanged: containers as they are, leaves in quotes."""
     text = _text(part)
     is_tree = part is None or (not hasattr(part, "dtype") and (text[0] in "{[(" or text[-1] == ")"))
     return text if is_tree else repr(text)

@@ -227,7 +227,7 @@ def get_execution_summary(iterator: Any) -> ExecutionSummary:
 
 
 def dataset_iterator(it: Any) -> DatasetIterator[Any]:
-    """The iterator that does the work in ``it``."""
+    """Returns the iterator that does the work in ``it``."""
     if isinstance(it, DataLoaderIterator):
         return it._iterator
     if not isinstance(it, DatasetIterator):
@@ -239,7 +239,9 @@ def dataset_iterator(it: Any) -> DatasetIterator[Any]:
 
 
 def progress_of(view: View) -> int:
-    """A number that stays the same as long as a ``next`` is in progress, and changes otherwise."""
+    """Returns a number that stays the same as long as a ``next`` is in progress, and changes
+    otherwise.
+    """
     return view._observer.output.began or clock()
 
 
@@ -299,15 +301,15 @@ class View:
         return diagnosis_html(self.diagnosis())
 
     def snapshot(self) -> Snapshot:
-        """All numbers of this moment."""
+        """Returns all numbers of this moment."""
         return take_snapshot(self._observer)
 
     def summary(self) -> ExecutionSummary:
-        """The time of each stage."""
+        """Returns the time of each stage."""
         return self.snapshot().summary
 
     def diagnosis(self) -> Diagnosis:
-        """The bottleneck of the pipeline, and suggested changes."""
+        """Returns the bottleneck of the pipeline, and suggested changes."""
         return self._diagnosis()
 
     def _diagnosis(self, run: OneThread | None = None, *, is_step_alike: bool = False) -> Diagnosis:
@@ -320,7 +322,7 @@ class View:
         return cpu_demand_ns() - self._cpu_began if self._cpu_ns is None else self._cpu_ns
 
     def report(self) -> str:
-        """The diagnosis and the summary as text."""
+        """Returns the diagnosis and the summary as text."""
         diagnosis = self.diagnosis()
         return f"{diagnosis}\n\n{diagnosis.snapshot.summary}"
 

@@ -244,7 +244,9 @@ class DataLoaderIterator(Iterator[Any]):
         self._iterator.resize(num_workers)
 
     def faults(self) -> FaultCounts:
-        """The faults that ``Tolerate`` has skipped so far, as in ``DatasetIterator.faults``."""
+        """Returns the faults that ``Tolerate`` has skipped so far, as in
+        ``DatasetIterator.faults``.
+        """
         return self._iterator.faults()
 
     def skip_failed(self) -> None:
@@ -358,7 +360,7 @@ class DataLoaderIterator(Iterator[Any]):
 
 
 def loader_of(it: DataLoaderIterator) -> DataLoader:
-    """The loader that ``it`` iterates over."""
+    """Returns the loader that ``it`` iterates over."""
     return it._loader
 
 

@@ -43,8 +43,8 @@ _IN_WORDS = {
 
 
 def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
-    """``init``, a constructor whose arguments are all keywords, with advice for callers that pass
-    those of PyTorch.
+    """Returns ``init``, a constructor whose arguments are all keywords, with advice for callers
+    that pass those of PyTorch.
 
     Names that neither library has are left to Python.
     """
@@ -61,8 +61,8 @@ def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
 
 
 def for_indices(sampler: Any) -> str:
-    """A hint for a sampler that yields plain indices, as the end of a message; empty if ``sampler``
-    seems to be no sampler.
+    """Returns a hint for a sampler that yields plain indices, as the end of a message; empty if
+    ``sampler`` seems to be no sampler.
     """
     gives_indices = (
         isinstance(sampler, Sequence)
@@ -79,7 +79,7 @@ def for_indices(sampler: Any) -> str:
 
 
 def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
-    """The call to write in place of ``DataLoader(*args, **arguments)``.
+    """Returns the call to write in place of ``DataLoader(*args, **arguments)``.
 
     Example:
         >>> print(advice([range(9)], {"num_workers": 2}))  # doctest: +ELLIPSIS

@@ -234,7 +234,7 @@ class LegacyOperation(Stream):
 
 
 def operation_kind(operation: Any) -> type | None:
-    """The class of transformations that ``operation`` is treated as; ``None`` for a legacy
+    """Returns the class of transformations that ``operation`` is treated as; ``None`` for a legacy
     operation.
     """
     return next((kind for kind in TRANSFORMATION_CLASSES if isinstance(operation, kind)), None)
@@ -257,7 +257,7 @@ class _OnRecord:
 def apply_operation(
     ds: IterDataset[Any], operation: Any, *, as_records: bool, seed: int | None
 ) -> IterDataset[Any]:
-    """``ds`` with one operation of a ``DataLoader`` applied to its elements.
+    """Returns ``ds`` with one operation of a ``DataLoader`` applied to its elements.
 
     Args:
         ds: the dataset.

@@ -94,7 +94,7 @@ def num_files_of(ds: Any, records_per_file: int) -> int | None:
 
 
 def _sample(ds: Any, num: int, is_measured: bool) -> list[tuple[int, Any]]:
-    """The first ``num`` elements with their places, up to one that fails.
+    """Returns the first ``num`` elements with their places, up to one that fails.
 
     If their size is measured, there are as many from all over a map dataset.
 

@@ -66,12 +66,12 @@ class BlockSampler:
 
 
 def seed_of(sampler: BlockSampler) -> int | None:
-    """The seed of the generators of records."""
+    """Returns the seed of the generators of records."""
     return sampler._seed
 
 
 def num_records_of(sampler: BlockSampler) -> int:
-    """The number of records in all shards together."""
+    """Returns the number of records in all shards together."""
     return sampler._num_records
 
 
@@ -90,7 +90,7 @@ def answers_blocks(sampler: Any) -> bool:
 
 
 def check_shard_options(options: Any) -> ShardOptions:
-    """``options`` if it is a ``ShardOptions``; ``None`` is no sharding."""
+    """Returns ``options`` if it is a ``ShardOptions``; ``None`` is no sharding."""
     if options is None:
         return NoSharding()
     if not isinstance(options, ShardOptions):
@@ -106,8 +106,8 @@ def check_num_records(num_records: int) -> int:
 
 
 def check_positive(name: str, value: int, in_grain: str) -> int:
-    """``value`` as a positive ``int``; the error of others begins with what Grain says, which
-    programs look for.
+    """Returns ``value`` as a positive ``int``; the error of others begins with what Grain says,
+    which programs look for.
     """
     try:
         return as_int(name, value, minimum=1)

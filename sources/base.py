@@ -48,11 +48,11 @@ class RandomAccessDataSource(Protocol[T_co]):
     """
 
     def __len__(self) -> int:
-        """The number of records."""
+        """Returns the number of records."""
         ...
 
     def __getitem__(self, index: int, /) -> T_co:
-        """The record at ``index``, where ``0 <= index < len(self)``."""
+        """Returns the record at ``index``, where ``0 <= index < len(self)``."""
         ...
 
 

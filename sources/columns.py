@@ -96,7 +96,7 @@ class ColumnsDataSource:
         return self._rows_at([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
-        """The records at the indices, in this order.
+        """Return the records at the indices, in this order.
 
         Raises:
             KeyRangeError: one of them is not in ``[0, len(self))``.

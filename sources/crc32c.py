@@ -21,7 +21,7 @@ _MAX_FOLD = 1 << 14  # words; what is moved at a time stays in the cache
 
 
 def crc32c(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-    """The checksums of ``strings``.
+    """Returns the checksums of ``strings``.
 
     Cost: about 1 ns per byte for strings of a kilobyte or more, and 0.3 µs per string.
 

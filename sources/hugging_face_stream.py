@@ -71,7 +71,7 @@ class StreamFacts(Value):
 
 
 def fresh(stream: Any) -> Any:
-    """The same stream at its beginning, with steps of its own, in the same epoch."""
+    """Returns the same stream at its beginning, with steps of its own, in the same epoch."""
     import datasets
 
     new = datasets.IterableDataset(
@@ -110,14 +110,14 @@ def finish(stream: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -
 
 
 def sharded(stream: Any, num_shards: int, index: int) -> Any:
-    """The shards ``index``, ``index + num_shards``, … of ``stream``."""
+    """Returns the shards ``index``, ``index + num_shards``, … of ``stream``."""
     share = stream.shard(num_shards=num_shards, index=index, contiguous=False)
     share.set_epoch(stream.epoch)
     return fresh(share)
 
 
 def examined(stream: Any) -> StreamFacts:
-    """The facts about ``stream``.
+    """Returns the facts about ``stream``.
 
     Raises:
         ValueError: it is shuffled in a way that cannot be resumed.

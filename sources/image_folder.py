@@ -109,7 +109,7 @@ class ImageFolderSource(PerProcess):
         return len(self._names)
 
     def __getitem__(self, key: SupportsIndex, /) -> dict[str, Any]:
-        """The picture at the key.
+        """Returns the picture at the key.
 
         Raises:
             KeyRangeError: the key is negative or not below ``len(self)``.

@@ -106,7 +106,7 @@ class ParquetRows:
         return len(self._groups)
 
     def num_rows(self, group: int) -> int:
-        """The number of rows of a row group, from the footer.
+        """Returns the number of rows of a row group, from the footer.
 
         Raises:
             ValueError: the footer is damaged.
@@ -124,8 +124,8 @@ class ParquetRows:
         return explained(f"row group {self._groups[group]} of {self._path}")
 
     def read(self, group: int, row: int) -> list[dict[str, Any]]:
-        """Some rows of a row group from ``row`` on; none only at its end. Continues at once where
-        the last call ended.
+        """Returns some rows of a row group from ``row`` on; none only at its end. Continues at once
+        where the last call ended.
 
         Raises:
             OSError: the file cannot be read.
@@ -242,7 +242,7 @@ class ParquetRows:
         return found
 
     def element_spec(self) -> dict[str, ShapeDtypeStruct]:
-        """The spec of a row, from the schema and the statistics of the row groups.
+        """Returns the spec of a row, from the schema and the statistics of the row groups.
 
         Raises:
             NotImplementedError: names a column of which that cannot be said.
@@ -275,7 +275,7 @@ class ParquetRows:
 
 
 def checked_columns(columns: Any) -> list[str] | None:
-    """``columns`` as a list of names, or ``None`` for all.
+    """Returns ``columns`` as a list of names, or ``None`` for all.
 
     Raises:
         TypeError, ValueError: it is something else, or empty.

@@ -53,8 +53,8 @@ _Readers = Mapping[int, Callable[[int], int]]
 
 
 def read_footer(file: Any) -> bytes:
-    """The footer of an open ``pyarrow.NativeFile``; nothing if it is encrypted, or longer than the
-    file.
+    """Returns the footer of an open ``pyarrow.NativeFile``; nothing if it is encrypted, or longer
+    than the file.
     """
     size = file.size()
     num_bytes = min(size, _TAIL_BYTES)

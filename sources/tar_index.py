@@ -214,8 +214,8 @@ def _unpacked(packed: bytes) -> TarIndexEntry:
 
 
 def read_entries(index: Sidecar, numbers: Sequence[int]) -> list[TarIndexEntry]:
-    """The entries of the records of these ascending numbers, which are close together, in two
-    reads.
+    """Returns the entries of the records of these ascending numbers, which are close together, in
+    two reads.
     """
     first, stop = numbers[0], numbers[-1] + 1
     starts = index.read("starts", first, stop + 1)

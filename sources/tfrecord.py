@@ -130,7 +130,8 @@ class TFRecordFile:
         self._file.close()
 
     def read(self, offset: int) -> tuple[list[bytes], list[int]]:
-        """Some records from ``offset`` on; where each of them begins, and where the last one ends.
+        """Returns some records from ``offset`` on; where each of them begins, and where the last
+        one ends.
 
         There is at least one record unless ``offset`` is the end of the file. Records before a
         damaged one are returned first.
@@ -205,8 +206,8 @@ class TFRecordFile:
         return bool(masked_crc32c([header[:8]])[0] == _HEADER.unpack(header)[1])
 
     def skip(self, offset: int) -> int:
-        """The end of the record at ``offset``, whose data may be damaged, or of the file, if the
-        record is cut off.
+        """Returns the end of the record at ``offset``, whose data may be damaged, or of the file,
+        if the record is cut off.
 
         Raises:
             ValueError: the length of the record is damaged, so that the start of the next one is

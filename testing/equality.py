@@ -68,6 +68,6 @@ def _are_equal_arrays(a: Any, b: Any) -> bool:
 
 
 def shape_of(state: Any) -> Any:
-    """The structure of a state, and the types and shapes of its leaves."""
+    """Returns the structure of a state, and the types and shapes of its leaves."""
     leaves, structure = tree.flatten(state)
     return structure, [(type(leaf).__name__, np.shape(leaf)) for leaf in leaves]

@@ -108,7 +108,8 @@ def check_answers(
     with_repr: bool = False,
     in_worker: bool = False,
 ) -> list[Any]:
-    """The answer to each question, if those laws hold that everything which is only read obeys.
+    """Returns the answer to each question, if those laws hold that everything which is only read
+    obeys.
 
     Args:
         subject: what is asked.
@@ -162,8 +163,8 @@ def check_answers(
 
 
 def kept(value: T) -> T:
-    """A copy of ``value`` that stays as it is when ``value`` is changed; itself if it cannot be
-    copied.
+    """Returns a copy of ``value`` that stays as it is when ``value`` is changed; itself if it
+    cannot be copied.
     """
     try:
         return copy.deepcopy(value)
@@ -184,8 +185,8 @@ def spread(length: int, count: int) -> list[int]:
 
 
 def in_threads(fn: Callable[[int], T]) -> list[T]:
-    """``fn(i)`` for each of eight threads that run at the same time and interrupt one another
-    often.
+    """Returns ``fn(i)`` for each of eight threads that run at the same time and interrupt one
+    another often.
     """
     start = threading.Barrier(_NUM_THREADS)
 

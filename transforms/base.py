@@ -166,8 +166,8 @@ def _known_to_keras(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def transform_function(transform: Any, kind: type, method: str) -> Callable[..., Any]:
-    """The function to call for ``transform``: the ``method`` of an instance of ``kind``, or a
-    callable itself.
+    """Returns the function to call for ``transform``: the ``method`` of an instance of ``kind``, or
+    a callable itself.
 
     Raises:
         TypeError: ``transform`` is neither, or a class of transformations.
@@ -200,7 +200,7 @@ def is_transformation_class(transform: Any) -> bool:
 
 
 def for_a_class(transform: Any) -> str:
-    """A hint if ``transform`` is a class of transformations; empty for anything else."""
+    """Returns a hint if ``transform`` is a class of transformations; empty for anything else."""
     if not is_transformation_class(transform):
         return ""
     name = transform.__name__

@@ -325,8 +325,8 @@ def concatenate(batches: Sequence[Any], allocate: Allocate = np.empty) -> Any:
 
 
 def join_arrays(arrays: Sequence[Any], allocate: Allocate) -> Any:
-    """The rows of ``arrays`` one after the other, in an array that ``allocate`` makes if they are
-    NumPy's.
+    """Return the rows of ``arrays`` one after the other, in an array that ``allocate`` makes if
+    they are NumPy's.
     """
     if any([type(array) is not np.ndarray for array in arrays]):
         jax = jax_of_keys(arrays)

@@ -51,7 +51,7 @@ class Concatenation:
             self.add(sequences, [0] * len(targets))
 
     def __len__(self) -> int:
-        """The number of parts."""
+        """Returns the number of parts."""
         return len(self._parts[0])
 
     def add(self, sequences: Sequence[Array], starts: Sequence[int]) -> list[int] | None:

@@ -46,7 +46,7 @@ class Lengths:
         return len(self.values)
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """All of them, some at a time."""
+        """Yields all of them, some at a time."""
         for start in range(0, len(self.values), _BLOCK):
             yield self.values[start : start + _BLOCK]
 
@@ -56,8 +56,8 @@ class Lengths:
         return found
 
     def per_bucket(self, boundaries: Sequence[int]) -> NDArray[np.int64]:
-        """The number of records in each bucket, and last the number of those longer than the last
-        boundary; int64 [buckets + 1].
+        """Returns the number of records in each bucket, and last the number of those longer than
+        the last boundary; int64 [buckets + 1].
         """
         total = np.zeros(len(boundaries) + 1, np.int64)
         for block in self.blocks():
@@ -65,7 +65,9 @@ class Lengths:
         return total
 
     def first_longer(self, longest: int) -> tuple[int, int]:
-        """The first record that is longer than ``longest``, and its length; there is one."""
+        """Returns the first record that is longer than ``longest``, and its length; there is
+        one.
+        """
         start = 0
         for block in self.blocks():
             longer = np.flatnonzero(block > longest)
@@ -111,7 +113,7 @@ def _fits(boundaries: Sequence[int], lengths: NDArray[Any]) -> bool:
 
 
 def check_boundaries(boundaries: Any) -> tuple[int, ...]:
-    """``boundaries`` as integers.
+    """Returns ``boundaries`` as integers.
 
     Raises:
         TypeError: they are no sequence of integers.
@@ -132,8 +134,8 @@ def check_boundaries(boundaries: Any) -> tuple[int, ...]:
 def check_batch_sizes(
     boundaries: Sequence[int], max_tokens: int | None, batch_sizes: Any, *, num_shards: int = 1
 ) -> tuple[int, ...]:
-    """The number of rows of the batches of each bucket, of all shards together, which have equally
-    many.
+    """Returns the number of rows of the batches of each bucket, of all shards together, which have
+    equally many.
 
     Raises:
         TypeError: an argument is no integer, or neither or both of them are given.

@@ -86,7 +86,7 @@ def _padding(value: Any, pad_value: Any) -> Any:
 
 
 def pad_values(pad_value: Any, structure: Any, num: int, value: Any) -> list[Any]:
-    """The padding value of each of the ``num`` leaves of elements like ``value``.
+    """Returns the padding value of each of the ``num`` leaves of elements like ``value``.
 
     Raises:
         ValueError: ``pad_value`` is neither one value nor of the ``structure`` of the elements.
@@ -109,7 +109,7 @@ def dtype_of(leaf: Any) -> np.dtype[Any]:
 
 
 def filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any], path: Callable[[], str]) -> Any:
-    """An array of ``pad``, for the leaf at ``path``.
+    """Returns an array of ``pad``, for the leaf at ``path``.
 
     Raises:
         ValueError: the dtype cannot hold it without changing it by more than rounding; names the

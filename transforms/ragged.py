@@ -67,7 +67,7 @@ class Padding:
         self._targets = [_as_target(leaf) for leaf in tree.flatten(self._pad_to)[0]]
 
     def collate(self, elements: Sequence[Any], rows: Rows, allocate: Allocate = np.empty) -> Any:
-        """One batch of ``elements``, at least one, whose structures must be equal.
+        """Returns one batch of ``elements``, at least one, whose structures must be equal.
 
         Raises:
             ValueError: structures or shapes do not agree, a leaf is longer than what it is padded
@@ -99,7 +99,9 @@ class Padding:
         return batch, lengths
 
     def spec(self, spec: Any, num_rows: int | None, boundary: int | None) -> Any:
-        """The spec of batches of elements with spec ``spec``; ``None`` for numbers that differ."""
+        """Returns the spec of batches of elements with spec ``spec``; ``None`` for numbers that
+        differ.
+        """
         leaves, structure = tree.flatten(spec)
         targets = self._per_leaf(structure, len(leaves), spec)
         cells = {"boundary": boundary, "longest": None}

@@ -106,8 +106,8 @@ class Producer(Protocol):
         """
 
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        """The lane's next elements, at most ``n``, the state after each, and the outcome: error,
-        ``StopIteration``, or more.
+        """Return the lane's next elements, at most ``n``, the state after each, and the outcome:
+        error, ``StopIteration``, or more.
         """
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
@@ -134,8 +134,8 @@ class WatchedProducer(Producer, Protocol):
         """As ``take(lane, 1)``, while that is at another lane. Called by another thread."""
 
     def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The elements that ``take`` has finished, and the states; as many as there are of both.
-        Called by another thread.
+        """Return the elements that ``take`` has finished, and the states; as many as there are of
+        both. Called by another thread.
         """
 
 
@@ -551,8 +551,8 @@ class Worker:
             self._watcher.join()
 
     def _in_turn(self, function: Callable[[], T]) -> list[T]:
-        """The result of ``function()`` as the only item; an empty list if there is a new start
-        before the call.
+        """Return the result of ``function()`` as the only item; an empty list if there is a new
+        start before the call.
         """
         if self._turns is None:
             return [function()]
@@ -642,7 +642,9 @@ class Worker:
         return stop
 
     def _take(self, lane: _SentLane, n: int) -> list[Taken]:
-        """The next output of the producer as the only item, or an empty list (see ``_in_turn``)."""
+        """Return the next output of the producer as the only item, or an empty list (see
+        ``_in_turn``).
+        """
         try:
             return self._in_turn(partial(self._compute, lane, n))
         finally:
@@ -651,7 +653,9 @@ class Worker:
                 self._is_unlocked = False
 
     def _compute(self, lane: _SentLane, n: int) -> Taken:
-        """The next output of the producer; the other thread may send a part of it meanwhile."""
+        """Return the next output of the producer; the other thread may send a part of it
+        meanwhile.
+        """
         self._began = time.perf_counter()
         self._lane = lane
         self._num_taken += 1
@@ -806,7 +810,7 @@ def made_worker(
     preamble: dict[str, Any],
     turns: Turns | None = None,
 ) -> Worker:
-    """A worker for the task in ``payload``, which is loaded.
+    """Return a worker for the task in ``payload``, which is loaded.
 
     Raises:
         SystemExit: that is what the task wants.
@@ -834,7 +838,9 @@ def made_worker(
 
 
 def _load(payload: int, preamble: dict[str, Any]) -> Any:
-    """The task, from memory that all workers share; what they write to it stays their own."""
+    """Return the task, from memory that all workers share; what they write to it stays their
+    own.
+    """
     memory = memoryview(
         mmap.mmap(payload, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     )
@@ -842,7 +848,7 @@ def _load(payload: int, preamble: dict[str, Any]) -> Any:
 
 
 def load_task(setup: Any, task: Any, *buffers: Any) -> Any:
-    """The task in the parts of a ``Payload``, in the surroundings that it is to have."""
+    """Return the task in the parts of a ``Payload``, in the surroundings that it is to have."""
     with timed_imports():
         calls, values, own = pickle.loads(setup)
         for function, args in calls:

@@ -24,7 +24,7 @@ _MAX_ROOTS = 1 << 16  # of a lane
 
 
 def who_reads(lane: int, root: int) -> int:
-    """The index of the reader of a lane, if there may be several."""
+    """Returns the index of the reader of a lane, if there may be several."""
     return lane * _MAX_ROOTS + root
 
 
@@ -88,7 +88,7 @@ class CrashJournal:
 
 
 def read_entries(fd: int) -> list[Entry]:
-    """The entries of a worker that has died.
+    """Returns the entries of a worker that has died.
 
     Args:
         fd: file descriptor of its arena.

@@ -71,8 +71,8 @@ _INHERITED = (
 
 
 def inherited_environment(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
-    """All that a process inherits when it starts and cannot change later; ``None`` where none can
-    be forked.
+    """Return all that a process inherits when it starts and cannot change later; ``None`` where
+    none can be forked.
     """
     if sys.platform != "linux":  # on macOS, system libraries do not survive it
         return None
@@ -186,7 +186,7 @@ class ForkServer:
         return _run_state(self._process.process_id) in "Tt"
 
     def fork(self, fds: Sequence[int], index: int, count: int) -> Process | None:
-        """A worker, soon; ``None`` if none is available.
+        """Return a worker, soon; ``None`` if none is available.
 
         Args:
             fds: its connection, arena, payload and lifeline.
@@ -228,7 +228,7 @@ class ForkServer:
             )
 
     def record(self, slot: int) -> tuple[int, int]:
-        """The record that it wrote about a worker; see ``RECORD``."""
+        """Return the record that it wrote about a worker; see ``RECORD``."""
         for ledger in self._fds[1:]:
             data = os.pread(ledger, RECORD.size, slot * RECORD.size)
             return RECORD.unpack(data.ljust(RECORD.size, b"\0"))

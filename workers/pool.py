@@ -65,7 +65,7 @@ class WorkerPool:
         return 1 + NUM_DESCRIPTORS * self._count
 
     def worker(self, index: int) -> WorkerHandle:
-        """The worker, or a new process in its place if it has died or its connection was
+        """Return the worker, or a new process in its place if it has died or its connection was
         interrupted.
         """
         if not self.workers[index].is_alive():

@@ -226,12 +226,12 @@ class WorkerHandle(_Bytes):
         self.usable = True
 
     def unfinished(self) -> list[Entry]:
-        """The entries on which the process works, or worked when it died."""
+        """Return the entries on which the process works, or worked when it died."""
         return read_entries(self._fds[0]) if self._fds else []
 
     def incident(self) -> Any:
-        """The incident of its death, shared with the other consumers that it worked for; ``None``
-        if there are none.
+        """Return the incident of its death, shared with the other consumers that it worked for;
+        ``None`` if there are none.
         """
         return None
 
@@ -373,7 +373,7 @@ class WorkerHandle(_Bytes):
         self._send(COMMAND.pack(TAKEN, self.generation, len(slots) * SLOT.size) + pack_slots(slots))
 
     def _death(self) -> WorkerDied | WorkerBusy:
-        """The error that a waiting consumer gets when the process has ended."""
+        """Return the error that a waiting consumer gets when the process has ended."""
         if not self._process.wait(_EXIT_SECONDS):
             self.usable = False
             return WorkerDied("closed its connection")
@@ -429,7 +429,7 @@ def _poll(connection: socket.socket, events: int, seconds: float) -> int:
 
 
 def missing_calls() -> list[str]:
-    """The calls that worker processes need and this system (Windows) lacks."""
+    """Return the calls that worker processes need and this system (Windows) lacks."""
     return [
         f"{module.__name__}.{name}"
         for module, name in ((os, "pread"), (select, "poll"))

@@ -175,8 +175,8 @@ class Channel:
         )
 
     def messages(self) -> Iterator[Any]:
-        """The messages to the consumer; a caller that takes the next one has stored the previous
-        one.
+        """Yields the messages to the consumer; a caller that takes the next one has stored the
+        previous one.
         """
         while True:
             while self._outbox is None and not self._is_closed:
@@ -205,14 +205,14 @@ class Actor:
         self._ended: deque[bytes] = deque(maxlen=1024)
 
     def place(self) -> tuple[str, int]:
-        """Its node, the address and the beginning of what Ray calls it, and its process."""
+        """Returns its node, the address and the beginning of what Ray calls it, and its process."""
         return (
             f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:6]})",
             os.getpid(),
         )
 
     def stacks(self) -> str:
-        """The stacks of its workers."""
+        """Returns the stacks of its workers."""
         names = {
             thread.ident: thread.name
             for thread in threading.enumerate()
@@ -232,7 +232,7 @@ class Actor:
             channel.post(commands)
 
     def messages(self, session: bytes, index: int, count: int, payload: list[Any]) -> Iterator[Any]:
-        """The messages of a worker that runs a task. The commands of the session control it.
+        """Yields the messages of a worker that runs a task. The commands of the session control it.
 
         Args:
             session: its name.
@@ -303,8 +303,8 @@ _METHODS: dict[str, dict[str, Any]] = {
 
 
 def actor_class() -> Callable[..., Any]:
-    """``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long as it
-    lasts; commands have one alone, which keeps them in order.
+    """Returns ``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long
+    as it lasts; commands have one alone, which keeps them in order.
     """
     for name, options in _METHODS.items():
         setattr(Actor, name, ray.method(**options)(vars(Actor)[name]))

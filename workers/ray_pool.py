@@ -169,7 +169,7 @@ class RayPool:
                 ray.kill(slot.actor)
 
     def available(self) -> list[int]:
-        """The actors that are there.
+        """Returns the actors that are there.
 
         Raises:
             RuntimeError: none can be started, or Ray was shut down.
@@ -209,7 +209,9 @@ class RayPool:
         )
 
     def worker(self, index: int) -> RayWorker:
-        """The worker in an actor that is there, or a new one in the place of one that has died."""
+        """Returns the worker in an actor that is there, or a new one in the place of one that has
+        died.
+        """
         worker = self._workers.get(index)
         if worker is None or not worker.is_alive():
             if worker is not None:

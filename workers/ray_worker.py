@@ -89,7 +89,7 @@ class RayWorker:
         return f"on node {self.node}, process {self.process_id}"
 
     def stacks(self) -> str:
-        """The stacks of its threads; empty if it does not answer."""
+        """Return the stacks of its threads; empty if it does not answer."""
         with contextlib.suppress(ray.exceptions.RayError):
             return str(ray.get(self._actor.stacks.remote(), timeout=_STACKS_SECONDS))
         return ""
@@ -115,7 +115,9 @@ class RayWorker:
         self._post(CALL, function)
 
     def unfinished(self) -> list[Entry]:
-        """The entries on which the actor works: always empty, as its memory cannot be read."""
+        """Return the entries on which the actor works: always empty, as its memory cannot be
+        read.
+        """
         return []
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
@@ -179,7 +181,7 @@ class RayWorker:
                 raise WorkerSilent
 
     def _patience(self) -> float:
-        """The time to wait for a message before other work: zero if the actor may wait for
+        """Return the time to wait for a message before other work: zero if the actor may wait for
         permission to send it.
         """
         if self._num_wanted > self._num_received:

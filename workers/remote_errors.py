@@ -264,7 +264,7 @@ def _safely(otherwise: _T, function: Callable[..., _T], *args: Any) -> _T:
 
 
 def _blank(cls: Any, *args: Any) -> Any:
-    """An instance of ``cls`` that only the ``__new__`` of a built-in type has seen."""
+    """Returns an instance of ``cls`` that only the ``__new__`` of a built-in type has seen."""
     base = cls
     while base.__flags__ & _HEAPTYPE:
         base = base.__base__

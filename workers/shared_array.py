@@ -141,8 +141,8 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def from_shared_memory(cls, shm: SharedMemory, shape: Any, dtype: npt.DTypeLike) -> Self:
-        """An array over an open block: over its first bytes, if the block is larger. It keeps
-        ``shm`` open.
+        """Returns an array over an open block: over its first bytes, if the block is larger. It
+        keeps ``shm`` open.
 
         Args:
             shm: the block. If its owner closes it, the array keeps the memory.
@@ -177,7 +177,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> Self:
-        """The array that ``metadata`` describes, attached: both see each other's writes.
+        """Returns the array that ``metadata`` describes, attached: both see each other's writes.
 
         Raises:
             FileNotFoundError: the block has been unlinked, or never was.

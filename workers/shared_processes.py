@@ -130,7 +130,7 @@ class SharedProcess(WorkerProcess):
                 return
 
     def how_it_failed(self) -> str:
-        """The error message of a failed start; empty if it did not fail."""
+        """Returns the error message of a failed start; empty if it did not fail."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._failure += data
@@ -140,7 +140,7 @@ class SharedProcess(WorkerProcess):
         )
 
     def incident(self) -> Incident:
-        """The incident of its death, the same object for all."""
+        """Returns the incident of its death, the same object for all."""
         suspects = {worker for worker in [*self.workers] if worker.unfinished()}
         found: Incident = vars(self).setdefault("_incident", Incident(suspects))
         return found
@@ -272,7 +272,7 @@ class SharedProcesses:
         self._process_id = os.getpid()
 
     def acquire(self, payload: Payload, count: int, owner: object | None) -> SharedPool:
-        """A pool of ``count`` workers that run the task; see ``pool.acquire``."""
+        """Returns a pool of ``count`` workers that run the task; see ``pool.acquire``."""
         check_system()
         make = partial(SharedPool, self, payload, count)
         pool = registry.acquire(make, lambda pool: pool.fits(payload, count), SharedPool, owner)
@@ -295,8 +295,8 @@ class SharedProcesses:
     def open(
         self, pool: SharedPool, index: int, count: int, payload: int, fork_server: ForkServer | None
     ) -> SharedWorker:
-        """A worker, in a new process if there may be one more, which is forked from ``fork_server``
-        if there is one.
+        """Returns a worker, in a new process if there may be one more, which is forked from
+        ``fork_server`` if there is one.
         """
         with self._own_lock():
             self._most_workers = max(self._most_workers, count)

@@ -12,7 +12,7 @@ from gristmill.workers.setup import BOOT
 
 
 def interpreter() -> list[str]:
-    """Which interpreter, with the flags of this one.
+    """Returns which interpreter, with the flags of this one.
 
     Raises:
         RuntimeError: there is no interpreter to run.

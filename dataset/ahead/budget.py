@@ -407,7 +407,7 @@ class Budget:
 
 
 def budget_of(options: DatasetOptions, num_processes: int = 1) -> Budget:
-    """A budget as ``options`` say."""
+    """Returns a budget as ``options`` say."""
     return Budget(options.max_threads, options.max_bytes_ahead, num_processes)
 
 

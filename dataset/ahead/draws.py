@@ -31,7 +31,7 @@ class Drawn(abc.ABC):
 
     @abc.abstractmethod
     def room(self) -> int:
-        """The number of elements that may be begun now."""
+        """Return the number of elements that may be begun now."""
 
 
 class Draws:
@@ -104,7 +104,7 @@ class Draws:
                 heapq.heappush(self._queue, (due, next(self._order), reader))
 
     def first(self) -> Drawn | None:
-        """The reader whose next element is needed first, of those that have room."""
+        """Return the reader whose next element is needed first, of those that have room."""
         if not self.are_several:
             return next((reader for reader in self._readers if reader.room()), None)
         while self._queue:

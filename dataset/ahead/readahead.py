@@ -133,8 +133,8 @@ class ReadAhead(ReadingClient):
         return self._stop - self._claimed + sum([stop - start for start, stop in self._returned])
 
     def take(self, n: int) -> list[Any]:
-        """The next elements, at least one and at most ``n``; waits for them. Not to be called at
-        the end.
+        """Return the next elements, at least one and at most ``n``; waits for them. Not to be
+        called at the end.
         """
         if not self._block:
             if self._error is None:
@@ -189,7 +189,7 @@ class ReadAhead(ReadingClient):
             budget.start()
 
     def _missing(self) -> Missing | None:
-        """The resource of the budget, if any, that was too scarce to avoid the wait of the
+        """Return the resource of the budget, if any, that was too scarce to avoid the wait of the
         consumer.
         """
         budget = self.budget

@@ -131,8 +131,8 @@ class Reader(_Items):
         return self.log is not None and self.log.is_careful
 
     def take(self, index: int, n: int) -> list[Any]:
-        """The elements at ``index`` and after it, at least one and at most ``n``. Not to be called
-        at the end.
+        """Returns the elements at ``index`` and after it, at least one and at most ``n``. Not to be
+        called at the end.
         """
         if index == self._index and not self._keeps:
             elements = self._read(index, n)

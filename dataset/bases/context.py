@@ -30,7 +30,7 @@ class Numbers(Value):
     origin: int = 0
 
     def __call__(self, i: Any) -> Any:
-        """The number of element ``i``; those of an array of them, too."""
+        """Returns the number of element ``i``; those of an array of them, too."""
         return self.origin + (i // self.run * self.count + self.index) * self.run + i % self.run
 
     def of(self, start: int, num: int) -> Sequence[int]:
@@ -41,7 +41,7 @@ class Numbers(Value):
         return [self(i) for i in range(start, start + num)]
 
     def num_before(self, number: int) -> int:
-        """The number of elements of the shard before ``number``."""
+        """Returns the number of elements of the shard before ``number``."""
         cycles, rest = divmod(max(0, number - self.origin), self.run * self.count)
         return cycles * self.run + min(max(0, rest - self.index * self.run), self.run)
 
@@ -129,8 +129,8 @@ class ComponentContext(IteratorContext):
 
 
 def collected_options(ds: Any) -> DatasetOptions:
-    """The options in ``ds`` and upstream, merged as iterators merge them: nearest the output first,
-    then first parent first.
+    """Returns the options in ``ds`` and upstream, merged as iterators merge them: nearest the
+    output first, then first parent first.
     """
     options = DatasetOptions()
     for parent in ds._gm_parents:

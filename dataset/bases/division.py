@@ -28,13 +28,13 @@ class Division(abc.ABC):
 
     @abc.abstractmethod
     def every_nth(self, ds: Any) -> Any:
-        """The worker's elements of a map dataset, of which every ``num_workers``-th one is its
-        own.
+        """Returns the worker's elements of a map dataset, of which every ``num_workers``-th one is
+        its own.
         """
 
     @abc.abstractmethod
     def part(self, ds: Any) -> Any:
-        """The worker's part of a map dataset that is cut into consecutive ones."""
+        """Returns the worker's part of a map dataset that is cut into consecutive ones."""
 
     @abc.abstractmethod
     def over_shares(self, ds: Any) -> Any:
@@ -42,7 +42,7 @@ class Division(abc.ABC):
 
     @abc.abstractmethod
     def sliced_by_itself(self, ds: Any) -> Any:
-        """A copy of a stream that has kept what its method ``set_slice`` keeps."""
+        """Returns a copy of a stream that has kept what its method ``set_slice`` keeps."""
 
 
 def _cut(ds: Any, division: Division) -> Any:

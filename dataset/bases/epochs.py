@@ -15,8 +15,8 @@ from typing import Any
 
 
 def upstream(ds: Any, *, of_later_epochs: bool = False) -> Iterator[Any]:
-    """``ds`` and the datasets that it draws from, each once; with ``of_later_epochs``, those of
-    which it reaches later epochs.
+    """Yields ``ds`` and the datasets that it draws from, each once; with ``of_later_epochs``, those
+    of which it reaches later epochs.
     """
     seen: set[int] = set()
     todo = [ds]
@@ -70,8 +70,8 @@ def may_share_records(ds: Any, other: Any) -> bool:
 
 
 def any_pair(datasets: Sequence[Any], *, parallel_ones: bool) -> tuple[Any, Any] | None:
-    """Two of ``datasets`` that may share records, if there are such; of those that are parallel
-    only if asked for.
+    """Returns two of ``datasets`` that may share records, if there are such; of those that are
+    parallel only if asked for.
     """
     for ds, other in itertools.combinations(datasets, 2):
         if may_share_records(ds, other) and (parallel_ones or not are_parallel(ds, other)):
@@ -84,8 +84,8 @@ def _data(ds: Any) -> list[Any]:
 
 
 def _positions(ds: Any) -> tuple[Any, range]:
-    """The dataset or data whose records ``ds`` passes on one by one, and the positions there that
-    these have.
+    """Returns the dataset or data whose records ``ds`` passes on one by one, and the positions
+    there that these have.
     """
     step = ds._gm_passed_on
     if step is None:

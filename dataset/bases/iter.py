@@ -90,7 +90,9 @@ class IterDataset(
         return True  # for any length
 
     def _gm_num_elements(self) -> Length:
-        """The number of elements that it delivers, if it is known; unknown for users' datasets."""
+        """Returns the number of elements that it delivers, if it is known; unknown for users'
+        datasets.
+        """
         return Unknown()
 
     def _gm_traced(self, tracing: Tracing) -> Any:
@@ -100,7 +102,7 @@ class IterDataset(
         return tracing.over(self)
 
     def _gm_divided(self, division: Division) -> Any:
-        """The dataset that a worker has in place of this one."""
+        """Returns the dataset that a worker has in place of this one."""
         if hasattr(self, "set_slice"):
             return division.sliced_by_itself(self)
         if not self._gm_parents:
@@ -127,7 +129,7 @@ class IterDataset(
 
 
 def _noting_dataset(iterate: Callable[[Any], Any]) -> Any:
-    """A method ``__iter__`` whose iterators know the dataset that they are of."""
+    """Returns a method ``__iter__`` whose iterators know the dataset that they are of."""
 
     @functools.wraps(iterate)
     def noting(self: Any) -> Any:

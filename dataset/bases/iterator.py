@@ -294,16 +294,16 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return use()
 
     def _gm_before_last(self) -> Any:
-        """A state from which the next output is the one that ``next`` gave last; ``None`` if there
-        was none. Optional.
+        """Returns a state from which the next output is the one that ``next`` gave last; ``None``
+        if there was none. Optional.
         """
         raise NotImplementedError(
             f"{self} does not know where it was before its last output: save the state before it"
         )
 
     def _gm_merged_state(self, states: Any) -> Any:
-        """The state that continues where all of several shards stopped, whose number was another
-        one. Optional.
+        """Returns the state that continues where all of several shards stopped, whose number was
+        another one. Optional.
 
         Args:
             states: those of all shards; or, by their number, those of all the datasets that the
@@ -316,7 +316,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         )
 
     def _get_next_index(self) -> int:
-        """The index of the next element (see ``get_next_index``). Optional."""
+        """Returns the index of the next element (see ``get_next_index``). Optional."""
         raise NotImplementedError(
             f"{self} does not know the index of its next element: it does not follow from its"
             " position"
@@ -374,7 +374,7 @@ class PlainIterator(DatasetIterator[T_co]):
 
 
 def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContext:
-    """The context that several iterators share from now on."""
+    """Returns the context that several iterators share from now on."""
     shared = iterators[0]._gm_ctx
     contexts = {id(ctx): ctx for ctx in [it._gm_own_ctx or _UNUSED for it in iterators]}.values()
     if len({ctx.numbers for ctx in contexts}) > 1:
@@ -391,7 +391,7 @@ def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContex
 
 
 def iterate(ds: Any) -> DatasetIterator[Any]:
-    """An iterator of ``ds``, a plain one wrapped."""
+    """Returns an iterator of ``ds``, a plain one wrapped."""
     it = ds.__iter__()
     if isinstance(it, DatasetIterator):
         return it
@@ -403,7 +403,7 @@ def iterate(ds: Any) -> DatasetIterator[Any]:
 
 
 def snapshot(it: DatasetIterator[Any]) -> Any:
-    """The state to return to if something fails; ``None`` for an iterator that has none."""
+    """Returns the state to return to if something fails; ``None`` for an iterator that has none."""
     try:
         return it.get_state()
     except NotImplementedError:

@@ -39,7 +39,7 @@ Length: TypeAlias = Exact | AtMost | Infinite | Unknown
 
 
 def num_elements(ds: Any) -> Length:
-    """The number of elements that ``ds`` delivers.
+    """Return the number of elements that ``ds`` delivers.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -89,13 +89,13 @@ def of_number(num: int) -> Length:
 
 
 def scaled(length: Length, number: Callable[[int], int]) -> Length:
-    """The length of a stage that makes ``number(n)`` elements of ``n``."""
+    """Return the length of a stage that makes ``number(n)`` elements of ``n``."""
     return type(length)(number(length.num)) if isinstance(length, Exact | AtMost) else length
 
 
 def at_most(length: Length) -> Length:
-    """The length of a stage that may drop elements: an infinite one stays infinite, even if nothing
-    is left of it.
+    """Return the length of a stage that may drop elements: an infinite one stays infinite, even if
+    nothing is left of it.
     """
     return AtMost(length.num) if isinstance(length, Exact) else length
 
@@ -148,7 +148,7 @@ def some_of_them(stage: Any) -> Length:
 
 
 def exact_length(stream: Any) -> int:
-    """``len(stream)``.
+    """Return ``len(stream)``.
 
     Raises:
         TypeError: the number of elements does not follow from the stages.
@@ -218,8 +218,8 @@ def _no_length(stream: Any, reason: str) -> TypeError:
 
 
 def length_hint(stream: Any) -> Any:
-    """The most elements that ``stream`` has; ``NotImplemented`` if that is not known, or far more
-    than one would keep.
+    """Return the most elements that ``stream`` has; ``NotImplemented`` if that is not known, or far
+    more than one would keep.
     """
     try:
         length = num_elements(stream)

@@ -176,12 +176,12 @@ class MapDataset(
         return is_one_of_ours and self._gm_parents[0]._gm_is_mixed_in_lanes
 
     def _gm_num_elements(self) -> Length:
-        """The number of elements of an epoch that exist."""
+        """Returns the number of elements of an epoch that exist."""
         length = of_number(len(self))
         return AtMost(length.num) if isinstance(length, Exact) and dropping_steps(self) else length
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
-        """The lineage of the element at ``index``; empty if it is unknown, as of users'
+        """Returns the lineage of the element at ``index``; empty if it is unknown, as of users'
         datasets.
         """
         return [UpstreamElement(self._gm_parents[0], index)] if self._gm_keeps_indices else ()
@@ -197,21 +197,23 @@ class MapDataset(
         return self._gm_origins(index)
 
     def _gm_num_drawn(self, num: int, parent: int) -> int:
-        """The number of elements of a parent, by its number, from which the first ``num`` elements
-        are made.
+        """Returns the number of elements of a parent, by its number, from which the first ``num``
+        elements are made.
         """
         return num
 
     def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        """The draw counts of the first ``num`` elements, by component of the nearest mixture
-        upstream (see ``counts``).
+        """Returns the draw counts of the first ``num`` elements, by component of the nearest
+        mixture upstream (see ``counts``).
 
         ``None``: there is none, or they are not its first ones.
         """
         return self._gm_parents[0]._gm_counts_before(num) if self._gm_keeps_indices else None
 
     def _gm_divided(self, division: Division) -> Any:
-        """The dataset that a worker has in place of this one, from which a stream is made."""
+        """Returns the dataset that a worker has in place of this one, from which a stream is
+        made.
+        """
         if not division.is_sequential:
             return division.every_nth(self)
         if not self._gm_parents:
@@ -335,13 +337,13 @@ class ReindexMapDataset(BlockMapDataset[T]):
 
     @abc.abstractmethod
     def _reindex(self, index: Any) -> Any:
-        """The parent's index for an ``int``, or the indices for an array [n]: written once with
-        operators that take both.
+        """Returns the parent's index for an ``int``, or the indices for an array [n]: written once
+        with operators that take both.
         """
 
     def _reindex_range(self, indices: range) -> Indices | None:
-        """The parent's indices for a ``range`` of at least two, where that is quicker than for an
-        array; else ``None``.
+        """Returns the parent's indices for a ``range`` of at least two, where that is quicker than
+        for an array; else ``None``.
         """
         return None
 
@@ -410,8 +412,8 @@ def source_reads_once(source: Any) -> bool:
 
 
 def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[Any], Indices]:
-    """The farthest dataset upstream of which every element of ``ds`` is one, and where those at
-    ``indices`` are in it.
+    """Returns the farthest dataset upstream of which every element of ``ds`` is one, and where
+    those at ``indices`` are in it.
     """
     while (found := ds._gm_behind(indices)) is not None:
         ds, indices = found

@@ -86,12 +86,12 @@ class Node:
         return type(self).__name__
 
     def _gm_stage_text(self) -> str:
-        """Its class and parameters."""
+        """Returns its class and parameters."""
         name, text = self._gm_class_name, parameters_of(self).text()
         return f"{name}({text})" if text else name
 
     def _gm_chain_text(self) -> str:
-        """Its name in the text of a chain, below its inputs."""
+        """Returns its name in the text of a chain, below its inputs."""
         return str(self)
 
 
@@ -123,7 +123,7 @@ class DatasetNode(Node):
 
     @replaceable
     def parents(self) -> tuple[Any, ...]:
-        """The datasets that this one is made of."""
+        """Returns the datasets that this one is made of."""
         return self._gm_parents
 
     @replaceable
@@ -136,12 +136,14 @@ class DatasetNode(Node):
 
     @cached
     def _gm_record_source(self) -> str:
-        """The name of the source of the records that it reads."""
+        """Returns the name of the source of the records that it reads."""
         return str(self)
 
     @replaceable
     def _element_spec(self) -> Any:
-        """The spec of an element, for ``get_element_spec``. Optional for users' datasets."""
+        """Returns the spec of an element, for ``get_element_spec``. Optional for users'
+        datasets.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} does not say what its elements look like: define a property"
             " _element_spec that returns a pytree of ShapeDtypeStruct"
@@ -216,14 +218,14 @@ class DatasetNode(Node):
 def computed_by(
     ds: Any, *, threads: ReadOptions | None = None, num_workers: int | None = None
 ) -> Any:
-    """``ds``, computed by other threads or by another number of worker processes; itself if that
-    cannot be.
+    """Returns ``ds``, computed by other threads or by another number of worker processes; itself if
+    that cannot be.
     """
     return ds._gm_computed_by(threads, num_workers)
 
 
 def spec_of(ds: Any) -> Any:
-    """The spec of an element of ``ds``."""
+    """Returns the spec of an element of ``ds``."""
     return ds._element_spec
 
 
@@ -236,7 +238,7 @@ spec_of_first_parent = property(_spec_of_first_parent)
 
 
 def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
-    """``parents`` as a tuple: one object of one of ``kinds``, or an iterable of such."""
+    """Returns ``parents`` as a tuple: one object of one of ``kinds``, or an iterable of such."""
     found = (
         (parents,)
         if isinstance(parents, kinds)
@@ -256,7 +258,7 @@ def parents_of(node: Any) -> tuple[Any, ...]:
 
 
 def upstream_for_observers(node: Any) -> Sequence[Any]:
-    """The inputs that an observer counts together with a dataset or iterator."""
+    """Returns the inputs that an observer counts together with a dataset or iterator."""
     found: Sequence[Any] = node._gm_observed_upstream
     return found
 
@@ -277,7 +279,9 @@ def only_parent(node: Any) -> Any:
 
 
 def default_seed(dataset: Any) -> np.uint32 | None:
-    """The seed that follows from ``ds.seed(...)`` upstream and the position in the pipeline."""
+    """Returns the seed that follows from ``ds.seed(...)`` upstream and the position in the
+    pipeline.
+    """
     entropy = seed_entropy(dataset)
     return np.uint32(derive_seed(entropy)) if entropy else None
 
@@ -305,7 +309,7 @@ def seed_entropy(dataset: Any) -> list[int]:
 
 
 def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = None) -> int:
-    """The seed of a random stage: the one given, below ``2**bits``, or the default seed."""
+    """Returns the seed of a random stage: the one given, below ``2**bits``, or the default seed."""
     if seed is not None:
         return check_seed(seed, bits=bits)
     default = stage._gm_default_seed
@@ -336,7 +340,7 @@ def tolerates(ds: Any) -> bool:
 
 
 def ancestors(ds: Any) -> Iterator[Any]:
-    """``ds`` and everything upstream, each object once."""
+    """Yields ``ds`` and everything upstream, each object once."""
     seen: set[int] = set()
     todo = [ds]
     while todo:

@@ -180,15 +180,15 @@ def let_observe(
 
 
 def shared_budget(it: Any) -> Budget | None:
-    """The threads and the memory with which elements are computed ahead, if any were asked for
-    yet.
+    """Return the threads and the memory with which elements are computed ahead, if any were asked
+    for yet.
     """
     budget: Budget | None = it._gm_ctx.known_budget
     return budget
 
 
 def running_upstream(it: Any) -> list[Any]:
-    """The iterators that one runs: its parents, and those that it has opened."""
+    """Return the iterators that one runs: its parents, and those that it has opened."""
     return [*it._gm_parents, *it._gm_engine.open_iterators()]
 
 

@@ -111,14 +111,14 @@ class Traced:
 
 
 def grouped(make: Callable[[list[Any]], Any], elements: Sequence[Traced]) -> Traced:
-    """The batch that ``make`` makes of ``elements``."""
+    """Returns the batch that ``make`` makes of ``elements``."""
     return Traced(
         lambda: make([x.value for x in elements]), lambda: [x.records for x in elements], True
     )
 
 
 def side_by_side(elements: Sequence[Traced]) -> Traced:
-    """The tuple of ``elements``: row by row, if all have the same number of rows."""
+    """Returns the tuple of ``elements``: row by row, if all have the same number of rows."""
     rows, is_batch = joined_rows([x.rows for x in elements], any([x.is_batch for x in elements]))
     return Traced(lambda: tuple([x.value for x in elements]), rows, is_batch)
 
@@ -243,8 +243,8 @@ def refuse_to_trace(stage: DatasetNode) -> NotImplementedError:
 
 
 def rows_at(ds: Any, index: int) -> tuple[Rows, bool]:
-    """The records of the element at ``index`` of a map dataset, row by row, and whether it is a
-    batch. Nothing is read.
+    """Returns the records of the element at ``index`` of a map dataset, row by row, and whether it
+    is a batch. Nothing is read.
 
     Raises:
         NotImplementedError: a stage does not say what its elements are made of.
@@ -301,7 +301,7 @@ def _rows_of(
 
 
 def _own_record(ds: Any, index: Any, record: LineageRecord) -> LineageRecord:
-    """The record that a user's map dataset reads."""
+    """Returns the record that a user's map dataset reads."""
     if ds._gm_parents:
         raise refuse_to_trace(ds)
     epoch, key = divmod(index, max(1, len(ds)))

@@ -126,7 +126,7 @@ class BucketPlan:
         self._begin()
 
     def members(self, index: int) -> BucketElements:
-        """The elements of the batch at ``index``; ``num_batches`` must not be 0."""
+        """Returns the elements of the batch at ``index``; ``num_batches`` must not be 0."""
         number, position = divmod(index, self.num_batches)
         with self._lock:
             epoch = self._epoch(number)
@@ -144,7 +144,7 @@ class BucketPlan:
     def _collected(
         self, number: int, epoch: _Epoch, window: int, bucket: int, batch: int
     ) -> BucketElements:
-        """The elements of a batch that ends in ``window``."""
+        """Returns the elements of a batch that ends in ``window``."""
         start = batch * int(self._rows[bucket])
         stop = min(start + int(self._rows[bucket]), int(epoch.counts[window + 1][bucket]))
         positions: list[int] = []
@@ -185,7 +185,7 @@ class BucketPlan:
             )
 
     def _num_cut(self, counts: NDArray[np.int64], is_end: bool = False) -> NDArray[np.int64]:
-        """The number of batches that are cut from the given numbers of elements."""
+        """Returns the number of batches that are cut from the given numbers of elements."""
         rest = self._rows - 1 if is_end and not self._drop else 0
         cut: NDArray[np.int64] = (counts + rest) // self._rows
         return cut
@@ -194,7 +194,7 @@ class BucketPlan:
         return self._num_cut(epoch.counts[window + 1], is_end=window + 1 == self._num_windows)
 
     def _order(self, number: int, epoch: _Epoch, window: int) -> NDArray[np.int64]:
-        """The order of the batches of a window."""
+        """Returns the order of the batches of a window."""
         if epoch.order is None or epoch.order[0] != window:
             num = epoch.num_batches[window + 1] - epoch.num_batches[window]
             epoch.order = (
@@ -230,14 +230,14 @@ class BucketPlan:
         return _Window(by_bucket[: starts[-1]] + start, lengths[by_bucket[: starts[-1]]], starts)
 
     def _keys(self, indices: Indices) -> NDArray[np.int64]:
-        """The keys under which the lengths of the elements at ``indices`` are stored."""
+        """Returns the keys under which the lengths of the elements at ``indices`` are stored."""
         _, found = farthest_behind(self._ds, indices)
         keys = as_array(found, 2**63 - 1) % len(self._lengths)
         return keys.astype(np.int64, copy=False)
 
     def _count(self) -> tuple[NDArray[np.int64], int]:
-        """The number of elements of an epoch in each bucket, and the number of elements that are
-        too long.
+        """Returns the number of elements of an epoch in each bucket, and the number of elements
+        that are too long.
         """
         times, rest = (
             divmod(self._num_elements, len(self._lengths)) if len(self._lengths) else (0, 0)
@@ -264,8 +264,8 @@ class BucketPlan:
 
 
 def base_of(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """The dataset whose elements are measured: the source, if every element of ``ds`` is one of its
-    records.
+    """Returns the dataset whose elements are measured: the source, if every element of ``ds`` is
+    one of its records.
 
     Raises:
         ValueError: that has other elements in other epochs, as a mixture has.

@@ -90,7 +90,7 @@ class Note(str):
         return new
 
     def changed(self, failure: Failure, *, is_on_its_way: bool = False) -> Note:
-        """The note of the same introduction."""
+        """Returns the note of the same introduction."""
         introduction = self.removesuffix(f"{self.failure.place()}.")
         return Note.of(introduction, failure, is_on_its_way=is_on_its_way)
 
@@ -108,7 +108,7 @@ def add_error_context(error: BaseException, stage: Any, indices: Iterable[Any] =
 
 
 def with_error_context(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception:
-    """``error``, which ``stage`` is about to raise itself, with such a note."""
+    """Returns ``error``, which ``stage`` is about to raise itself, with such a note."""
     add_error_context(error, stage, indices)
     return error
 
@@ -208,8 +208,8 @@ def end_error_context(error: BaseException) -> None:
 
 
 def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
-    """The error raised, from it, in place of a ``StopIteration`` of a user's function, which would
-    be mistaken for the end.
+    """Returns the error raised, from it, in place of a ``StopIteration`` of a user's function,
+    which would be mistaken for the end.
     """
     new, existing = stop_iteration_error(stage), note_at(error)
     if existing is not None:
@@ -225,7 +225,7 @@ def on_delivery(error: BaseException, call: Callable[[], object]) -> None:
 
 
 def pipeline_error(message: str) -> RuntimeError:
-    """An error, of a process for example, that skipping elements does not help against."""
+    """Returns an error, of a process for example, that skipping elements does not help against."""
     error = RuntimeError(message)
     vars(error)[_PIPELINE_ERROR] = True
     return error
@@ -301,8 +301,8 @@ def _failure_at_place(stage: Any, place: Place | None) -> Failure:
 
 
 def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
-    """The dataset whose elements these are, and their indices in it: that of all workers, of which
-    this may be one.
+    """Returns the dataset whose elements these are, and their indices in it: that of all workers,
+    of which this may be one.
     """
     ds = place.ds
     if ds._gm_is_share:
@@ -313,8 +313,8 @@ def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
 
 
 def _share(ds: Any) -> str:
-    """The text after an element index of ``ds`` if that index counts the elements of one worker
-    only.
+    """Returns the text after an element index of ``ds`` if that index counts the elements of one
+    worker only.
     """
     return " of its share" if any([node._gm_is_share for node in ancestors(ds)]) else ""
 
@@ -351,7 +351,7 @@ def _name(stage: Any) -> str:
 
 
 def _numbers(noun: str, numbers: Sequence[Any]) -> str:
-    """``numbers`` in words; keys of a user's sampler may be anything.
+    """Returns ``numbers`` in words; keys of a user's sampler may be anything.
 
     Example:
         >>> (

@@ -91,8 +91,8 @@ def _filter(error: BaseException) -> None:
 
 
 def _are_ours(files: list[str], *, with_calls: bool) -> list[bool]:
-    """Which of the files of a call stack are of this library, or of Python's own called by it if
-    ``with_calls``.
+    """Returns which of the files of a call stack are of this library, or of Python's own called by
+    it if ``with_calls``.
     """
     folders, python = _library_folders(), f"{Path(threading.__file__).parent}{os.sep}"
     found: list[bool] = []
@@ -120,7 +120,7 @@ def _is_inside() -> bool:
 
 
 def _library_folders() -> tuple[str, ...]:
-    """The folders of the library's modules: its packages need not be in one folder."""
+    """Returns the folders of the library's modules: its packages need not be in one folder."""
     packages = [
         module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "gristmill"
     ]

@@ -82,7 +82,7 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
 
     @cached
     def _copy(self) -> MapDataset[Any]:
-        """The parent, which reports what fails.
+        """Return the parent, which reports what fails.
 
         If only stages that return elements at other indices are downstream of the only one that
         tolerates faults, it returns each ``Outcome`` itself.

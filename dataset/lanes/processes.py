@@ -113,7 +113,7 @@ class NamedWorker:
             worker.call(pickle.dumps(partial(divide_worker, self._count)))
 
     def text(self, lane: WorkerLane) -> str:
-        """Which worker, which lane, and where that is."""
+        """Return which worker, which lane, and where that is."""
         is_same = self._count == self._num_lanes and self._index == lane.number
         name = f"worker {self._index}" if is_same else f"worker {self._index}, lane {lane.number}"
         return f"{name}, {self._place(lane.number)}"
@@ -122,7 +122,7 @@ class NamedWorker:
         return place(self._states.get(number), self._numbers(number))
 
     def _numbers(self, number: int) -> Numbers | None:
-        """Which elements of the whole pipeline are those of a lane, if that is known."""
+        """Return which elements of the whole pipeline are those of a lane, if that is known."""
         numbers = self._numbers_of_all
         return None if numbers is None else numbers.replaced(index=number, count=self._num_lanes)
 
@@ -336,7 +336,7 @@ class LanesOfWorker(NamedWorker):
                 lane.failure = self._not_unpickled(error, lane.number)
 
     def _receive(self) -> tuple[int, int, Any]:
-        """The worker's next message, or that of one that takes its place.
+        """Return the worker's next message, or that of one that takes its place.
 
         Raises:
             WorkerDied: it died, and there is no use in trying again.

@@ -74,7 +74,7 @@ class LanesOfActor(LanesOfWorker):
             self._pool.let_go(self._index)
 
     def state_of(self, number: int) -> Any:
-        """The state of a lane after the last element that has arrived."""
+        """Return the state of a lane after the last element that has arrived."""
         return self._states[number]
 
     def text(self, lane: WorkerLane) -> str:
@@ -103,7 +103,7 @@ class LanesOfActor(LanesOfWorker):
                 raise _Lost(str(death)) from None
 
     def death_text(self, death: str, number: int) -> str:
-        """The error message for a lane at which actors die."""
+        """Return the error message for a lane at which actors die."""
         return (
             f"Ray actors were lost, one after the other, while lane {number} of {self._num_lanes}"
             f" was computed, {self._place(number)}: the last one {death}. Nothing is lost:"
@@ -165,7 +165,7 @@ class LanesOnRay:
         return False
 
     def text(self, lane: WorkerLane) -> str:
-        """Which worker computes a lane, and where that is."""
+        """Return which worker computes a lane, and where that is."""
         group = self._groups.get(self._actor_of.get(lane.number, -1))
         return (
             f"lane {lane.number}, which no actor computes now"
@@ -219,7 +219,9 @@ class LanesOnRay:
             self._lose(actor, lane, str(loss))
 
     def _states(self) -> dict[int, Any]:
-        """The state of each lane that has not ended, in the order in which they are needed."""
+        """Return the state of each lane that has not ended, in the order in which they are
+        needed.
+        """
         lanes = [
             lane for lane in self.lanes if lane.number in self._actor_of and not lane.has_ended
         ]

@@ -28,8 +28,8 @@ def join_parts(
     allocate: Allocate,
     unknown_row: Callable[[], Any],
 ) -> Any:
-    """The rows of all lanes of a host, ``size`` of each, where those of lanes without any are
-    zeros.
+    """Returns the rows of all lanes of a host, ``size`` of each, where those of lanes without any
+    are zeros.
 
     Args:
         parts: of all workers, none of which lacks rows since a lane is short.
@@ -68,7 +68,7 @@ def _at(batch: Any, rows: Any) -> Any:
 
 
 def zero_like(element: Any) -> Any:
-    """An element of the same shape, all of whose leaves are zero, or empty text."""
+    """Returns an element of the same shape, all of whose leaves are zero, or empty text."""
     leaves, structure = tree.flatten(element)
     zeros = [
         (
@@ -122,7 +122,7 @@ class LaneRowsIterDataset(IterDataset[Part]):
         return Infinite()
 
     def share(self, lane: int) -> IterDataset[Any]:
-        """The pipeline of a lane."""
+        """Returns the pipeline of a lane."""
         return slice_pipeline(self._gm_parents[0], lane, self.num_lanes, by_lanes=True)
 
     def __iter__(self) -> DatasetIterator[Part]:

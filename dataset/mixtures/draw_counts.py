@@ -53,7 +53,7 @@ class DrawCounts(NamedTuple):
         return self._replace(elements=tuple(elements), lengths=tuple(lengths))
 
     def by_name(self, names: Sequence[str]) -> dict[str, dict[str, int]]:
-        """The counts by component name, as users see them."""
+        """Return the counts by component name, as users see them."""
         rows = zip(self.elements, self.lengths, self.epochs, strict=True)
         return {
             name: {"elements": elements, "lengths": lengths, "epochs": epochs}
@@ -61,7 +61,7 @@ class DrawCounts(NamedTuple):
         }
 
     def saved(self, names: Sequence[str]) -> dict[str, Any]:
-        """The entries of a state."""
+        """Return the entries of a state."""
         counts: dict[str, dict[str, Any]] = {**self.by_name(names)}
         for i, name in enumerate(names):
             counts[name]["ended"] = i in self.ended
@@ -197,7 +197,7 @@ class RunningCounts:
 def sum_of_counts(
     some: dict[str, dict[str, int]], others: dict[str, dict[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """The sum of the draw counts of two mixtures with the same components."""
+    """Return the sum of the draw counts of two mixtures with the same components."""
     total = {name: {**row} for name, row in some.items()}
     for name, row in others.items():
         into = total.setdefault(name, {})
@@ -210,7 +210,7 @@ _NOTHING = {"elements": 0, "lengths": 0, "epochs": 0, "ended": False, "target": 
 
 
 def _positive(state: Any, key: str, owner: object, least: int) -> int:
-    """An integer of any size in a state."""
+    """Return an integer of any size in a state."""
     number = plain_int(state_field(state, key, owner))
     if number is None or number < least:
         raise StateMismatchError(

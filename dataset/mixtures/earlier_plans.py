@@ -33,7 +33,7 @@ class EarlierPlan(NamedTuple):
 def earlier_plans_of(
     state: Mapping[str, Any], own: Plan, owner: object, *, follows: bool
 ) -> tuple[EarlierPlan, ...]:
-    """The pieces that a state says.
+    """Returns the pieces that a state says.
 
     Args:
         state: of a mixture with names.
@@ -80,7 +80,7 @@ def earlier_plans_of(
 
 
 def draw_log_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> DrawLog | None:
-    """Which elements are drawn again one after the other, as a state says, by the places of
+    """Returns which elements are drawn again one after the other, as a state says, by the places of
     components in ``names``.
 
     Raises:

@@ -162,7 +162,7 @@ class Schedule:
         return hash(repr(self))
 
     def described(self) -> dict[str, Any]:
-        """The JSON-able description from which ``of_description`` makes the schedule."""
+        """Return the JSON-able description from which ``of_description`` makes the schedule."""
         return {
             self._kind: {
                 str(position): _plain(weights) for position, weights in self._points.items()
@@ -171,7 +171,7 @@ class Schedule:
 
     @classmethod
     def of_description(cls, description: Any) -> Schedule:
-        """The schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for an
+        """Return the schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for an
         invalid description.
         """
         if (
@@ -296,7 +296,9 @@ class _Segment:
         return self.base[i] + (self.slope[i] + self.bend[i] * x) * x
 
     def first(self, i: int, target: int, length: int | None) -> int | None:
-        """The least ``x``, up to ``length``, at which component ``i`` has reached ``target``."""
+        """Return the least ``x``, up to ``length``, at which component ``i`` has reached
+        ``target``.
+        """
         if not self.bend[i]:
             missing = target - self.base[i]
             if missing > 0 and not self.slope[i]:
@@ -405,7 +407,7 @@ class ScheduledSelection:
         return [segment.at(i, position - segment.start) for i in range(self._num)]
 
     def __getitem__(self, position: int) -> tuple[int, int]:
-        """The component at ``position`` and how often it came before."""
+        """Return the component at ``position`` and how often it came before."""
         if self._period <= _BLOCK and position >= self._unchanging_from:
             return self._repeated(position)
         number, offset = divmod(position, _BLOCK)
@@ -433,7 +435,9 @@ class ScheduledSelection:
         return component, counts[component]
 
     def _repeated(self, position: int) -> tuple[int, int]:
-        """The same if windows, and so their components, repeat those of an earlier period."""
+        """Return the same if windows, and so their components, repeat those of an earlier
+        period.
+        """
         laps, offset = divmod(position - self._unchanging_from, self._period)
         if self._lap is None:
             if self._is_first_miss(-1):
@@ -444,7 +448,9 @@ class ScheduledSelection:
         return component, inner
 
     def run(self, start: int, num: int) -> tuple[list[int], list[int]]:
-        """The components at ``num`` positions from ``start`` on, and how often each came before."""
+        """Return the components at ``num`` positions from ``start`` on, and how often each came
+        before.
+        """
         components: list[int] = []
         inner: list[int] = []
         while len(components) < num:
@@ -466,7 +472,7 @@ class ScheduledSelection:
         return found
 
     def _served(self, start: int, num: int) -> tuple[list[int], list[int]]:
-        """The components at ``num`` positions: at each, the released unit with the earliest
+        """Return the components at ``num`` positions: at each, the released unit with the earliest
         deadline.
         """
         following, counts = self._following
@@ -499,7 +505,7 @@ class ScheduledSelection:
         return [-(-number // self._whole) for number in self.integral(position)]
 
     def _next(self, position: int, counts: list[int]) -> int:
-        """The component at ``position``, where ``counts`` have come."""
+        """Return the component at ``position``, where ``counts`` have come."""
         integral = self.integral(position + 1)
         released = [i for i in self._drawn_from(position) if integral[i] > counts[i] * self._whole]
         return min([(self._deadline(i, counts[i]), i) for i in released])[1]
@@ -518,7 +524,9 @@ class ScheduledSelection:
         return math.inf if found is None else found
 
     def _first(self, i: int, target: int) -> int | None:
-        """The first position at which the integral of component ``i`` is ``target`` or more."""
+        """Return the first position at which the integral of component ``i`` is ``target`` or
+        more.
+        """
         segments = self._segments
         low, high = 0, len(segments)  # the last segment that begins below the target
         while high - low > 1:
@@ -578,7 +586,7 @@ class ScheduledSelection:
         return found
 
     def _surplus(self, members: Sequence[int], start: int, stop: int, offset: int) -> Any:
-        """The number of units of ``members`` released beyond one for each position, at the
+        """Return the number of units of ``members`` released beyond one for each position, at the
         positions of a range.
         """
         found = np.arange(-start, -stop, -1) + offset
@@ -593,7 +601,7 @@ class ScheduledSelection:
         return found
 
     def _settled_counts(self) -> list[int]:
-        """The counts when those that are never drawn from again have what they get."""
+        """Return the counts when those that are never drawn from again have what they get."""
         if self._settled is None:
             self._settled = self.counts(self._segments[-1].start + self._settling)
         return self._settled

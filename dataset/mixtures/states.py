@@ -108,7 +108,7 @@ def check_draw(choice: Any, mix: Mix) -> None:
 
 
 def _states_by_name(states: Any, names: Sequence[str], owner: object) -> list[Any]:
-    """The states of the components, ``_NEW`` for those that are new."""
+    """Return the states of the components, ``_NEW`` for those that are new."""
     if not isinstance(states, Mapping):
         raise StateMismatchError(
             f"parents in the state of {owner} must be a mapping of names to states, got"

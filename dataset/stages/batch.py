@@ -198,5 +198,5 @@ class _DefaultBatch:
 
 
 def batch_function(batch_fn: Any) -> Callable[[list[Any]], Any]:
-    """``batch_fn``, or the default one with buffers of its own."""
+    """Returns ``batch_fn``, or the default one with buffers of its own."""
     return _DefaultBatch() if batch_fn is None else _check_batch_fn(batch_fn)

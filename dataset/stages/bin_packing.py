@@ -58,7 +58,7 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
     @staticmethod
     @abc.abstractmethod
     def _algorithm() -> MakePlacer:
-        """A factory of the algorithm that chooses the bins."""
+        """Returns a factory of the algorithm that chooses the bins."""
 
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class Packing:
         self._group = None if group is None else self.layout.index(group)
 
     def described(self) -> dict[str, Any]:
-        """The parameters that determine the rows."""
+        """Returns the parameters that determine the rows."""
         given = {name.name: getattr(self, name.name) for name in fields(Packing)[1:]}
         return {"algorithm": self.algorithm.__name__, **given}
 
@@ -245,8 +245,8 @@ class Packing:
         )
 
     def rows(self, bins: Bins, num_before: int) -> PackedRows:
-        """The contents of ``bins`` as elements, in the order in which they are emitted after
-        ``num_before`` others.
+        """Returns the contents of ``bins`` as elements, in the order in which they are emitted
+        after ``num_before`` others.
         """
         columns = bins.columns()
         order: Sequence[int] = range(len(bins))

@@ -187,8 +187,8 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         return map(self._batch, as_ints(indices))
 
     def _members(self, index: int) -> tuple[BucketElements, slice, int]:
-        """The elements of a batch, which of them are this shard's, and how many rows that has if
-        none is missing.
+        """Returns the elements of a batch, which of them are this shard's, and how many rows that
+        has if none is missing.
         """
         members, shard = self._plan.members(index), self._gm_parameters.shard_options
         size = self._gm_parameters.batch_sizes[members.bucket] // shard.shard_count
@@ -225,7 +225,9 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
 
 
 def _lengths_of(base: MapDataset[Any], lengths: Any) -> Lengths:
-    """``lengths``, or those that the source of ``base`` has, one for each element of ``base``."""
+    """Returns ``lengths``, or those that the source of ``base`` has, one for each element of
+    ``base``.
+    """
     if lengths is None:
         lengths = getattr(base, "lengths", None)
         if lengths is None:

@@ -191,7 +191,7 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
 
 
 def _as_cells(targets: Sequence[Target], x: Traced) -> dict[str, Array] | None:
-    """An element each of whose tokens says whose it is, and which."""
+    """Returns an element each of whose tokens says whose it is, and which."""
     if x.value is None:
         return None
     cells = {}
@@ -233,7 +233,7 @@ def _traced_row(targets: Sequence[Target], row: dict[str, Array]) -> Traced:
 
 
 def _row_of(targets: Sequence[Target], row: dict[str, Array]) -> dict[str, Array]:
-    """The row of tokens that a row of cells stands for."""
+    """Returns the row of tokens that a row of cells stands for."""
     whole = dict(row)
     for target in targets:
         cells = [(i, cell) for i, cell in enumerate(row[target.name]) if cell]
@@ -283,6 +283,6 @@ def _other_features(element: Any, lengths: Mapping[str, int]) -> Exception:
 
 
 def _outputs(target: Target) -> list[str]:
-    """The names of values, segment ids and positions in a row."""
+    """Returns the names of values, segment ids and positions in a row."""
     name = target.name
     return [name] if target.is_meta else [name, f"{name}_segment_ids", f"{name}_positions"]

@@ -221,8 +221,8 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         return (self._ds if isinstance(self._ds, MapDataset) else iterate(self._ds),)
 
     def get_shard_states(self) -> dict[int, dict[str, Any]]:
-        """The states of the datasets of this shard, by their number among all datasets; for an
-        ``IterDataset``.
+        """Returns the states of the datasets of this shard, by their number among all datasets; for
+        an ``IterDataset``.
 
         Those of all shards together are what ``set_shard_states`` of another number of shards
         needs.

@@ -278,7 +278,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     @cached
     def lane_lengths(self) -> list[Length]:
-        """The number of elements of each lane, for the lanes of all hosts."""
+        """Returns the number of elements of each lane, for the lanes of all hosts."""
         parameters = self._gm_parameters
         if parameters.end == "repeat":
             return [Infinite()] * parameters.num_lanes
@@ -311,7 +311,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return stage, lane
 
     def num_steps_after(self, rows: int) -> Length:
-        """The number of steps that follow when every lane has given ``rows`` rows, if it is
+        """Returns the number of steps that follow when every lane has given ``rows`` rows, if it is
         known.
         """
         size = self._gm_parameters.rows_per_lane
@@ -334,7 +334,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         )
 
     def zero_row(self) -> Any:
-        """An element of zeros if the element spec is known without reading."""
+        """Returns an element of zeros if the element spec is known without reading."""
         try:
             return map_spec(
                 lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._gm_parent)

@@ -222,6 +222,6 @@ def check_no_workers(stage: str, ds: Any) -> None:
 
 
 def lanes_of(options: WorkerOptions) -> int:
-    """The number of lanes."""
+    """Return the number of lanes."""
     num_workers: int = AUTO_LANES if options.num_workers == "auto" else options.num_workers
     return num_workers if options.num_lanes is None else options.num_lanes

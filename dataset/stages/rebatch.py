@@ -92,8 +92,8 @@ class RebatchIterDataset(IterDataset[T]):
 
 
 def _traced_rows(x: Traced) -> Array:
-    """The rows of a batch as an array of objects. If it is not known how many there are, it has to
-    be computed.
+    """Returns the rows of a batch as an array of objects. If it is not known how many there are, it
+    has to be computed.
     """
     if not x.is_batch or x.changed_by:
         num_rows = tree.flatten(x.value)[0][0].shape[0]

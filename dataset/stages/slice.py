@@ -155,7 +155,7 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
 
 
 def slice_dataset(parent: Any, sl: Any) -> Any:
-    """The stage for ``parent.slice(sl)``."""
+    """Returns the stage for ``parent.slice(sl)``."""
     if isinstance(sl, slice):
         from gristmill.dataset.mixtures.shares import warn_if_slice_is_one_sided
 

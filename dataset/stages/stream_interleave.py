@@ -49,8 +49,8 @@ Workers = Callable[..., IterDataset[Any]]  # of a dataset, and optionally the nu
 
 
 def needs_of(step: Any) -> str | None:
-    """The property of elements that a stage needs to be applied to each alone; ``None`` if that is
-    not enough or unknown.
+    """Return the property of elements that a stage needs to be applied to each alone; ``None`` if
+    that is not enough or unknown.
     """
     needs: str | None = step._gm_works_on
     return needs if is_of_library(step) else None
@@ -68,7 +68,7 @@ def interleaved_part(ds: IterDataset[Any]) -> IterDataset[Any] | None:
 
 
 def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
-    """The streams that lead to ``ds``, as long as each has one parent."""
+    """Return the streams that lead to ``ds``, as long as each has one parent."""
     chain = [ds]
     while len(chain[0]._gm_parents) == 1 and isinstance(chain[0]._gm_parents[0], IterDataset):
         chain.insert(0, chain[0]._gm_parents[0])

@@ -73,7 +73,7 @@ class LeftOut(Value):
 
 
 def in_stream_order(ds: IterDataset[Any], workers: Workers) -> IterDataset[Any]:
-    """``ds``, of which the divided part is computed by ``workers``.
+    """Return ``ds``, of which the divided part is computed by ``workers``.
 
     Args:
         ds: the chain.
@@ -92,7 +92,7 @@ def in_stream_order(ds: IterDataset[Any], workers: Workers) -> IterDataset[Any]:
 
 
 def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
-    """The streams that lead to ``ds``, from ``to_iter_dataset`` on."""
+    """Return the streams that lead to ``ds``, from ``to_iter_dataset`` on."""
     chain = [ds]
     while type(chain[0]) is not PrefetchIterDataset:
         stage = chain[0]
@@ -122,7 +122,7 @@ def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
 
 
 def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
-    """The part of ``ds``, up to one of its stages, in which every element follows from its
+    """Return the part of ``ds``, up to one of its stages, in which every element follows from its
     index.
     """
     root, *steps = _chain(ds)
@@ -171,8 +171,8 @@ class DividedPart:
         self._first_marked = max(0, drops.index(True) - 1) if self.leaves_out else len(self._steps)
 
     def by_workers(self, origin: int) -> IterDataset[Any]:
-        """A dataset that workers can share out, with one output for every run from index ``origin``
-        on.
+        """Return a dataset that workers can share out, with one output for every run from index
+        ``origin`` on.
         """
         source, options = self._source, parameters_of(self._root).read_options
         if self.run > 1:

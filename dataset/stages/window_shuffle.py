@@ -75,7 +75,7 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
         return max(2**62 - length, length - 1)
 
     def _current_layout(self) -> tuple[int, int]:
-        """The length of an epoch and the number of its whole windows."""
+        """Returns the length of an epoch and the number of its whole windows."""
         length = len(self._gm_parents[0])
         self._check_not_empty(length)
         num_whole, rest = divmod(length, self._window_size)

@@ -81,7 +81,7 @@ class DrawLog(NamedTuple):
         return {"start": self.start, "names": [*self.names], "draws": packed(codes), **rows, **left}
 
     def without(self, gone: Collection[str]) -> DrawLog:
-        """The same when components are forgotten."""
+        """Return the same when components are forgotten."""
         return self._replace(names=tuple([None if name in gone else name for name in self.names]))
 
     def passing(self, num_rows: int) -> DrawLog:

@@ -75,7 +75,7 @@ class LanesState(Value):
     lanes: dict[int, Any]
 
     def as_state(self) -> dict[str, Any]:
-        """The state that is saved, whose keys are text, as in JSON."""
+        """Returns the state that is saved, whose keys are text, as in JSON."""
         at = self.position
         state = {"num_lanes": self.num_lanes, "batch_size": self.batch_size, "step": at.step}
         # some steps were of another size
@@ -88,7 +88,7 @@ class LanesState(Value):
 
     @classmethod
     def parse(cls, state: Any, owner: object) -> LanesState:
-        """The parts of a state, copied.
+        """Returns the parts of a state, copied.
 
         Raises:
             StateMismatchError: it cannot be one.
@@ -126,7 +126,7 @@ class LanesState(Value):
         return cls(num_lanes, size, position, is_agreed, _MIXED in state, lanes)
 
     def of_lanes(self, lanes: Iterable[int], owner: object) -> dict[int, Any]:
-        """The states of these lanes.
+        """Returns the states of these lanes.
 
         Raises:
             StateKeyError: one is missing.

@@ -58,8 +58,8 @@ def is_mixture(state: Any) -> bool:
 
 
 def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str, Any]]:
-    """The states of mixtures with names (``with_lists``: of others, too) in ``state``, without
-    those inside of others.
+    """Yields the states of mixtures with names (``with_lists``: of others, too) in ``state``,
+    without those inside of others.
     """
     if is_mixture(state) or (
         with_lists and isinstance(state, Mapping) and {"parents", "index", "stop"} <= state.keys()
@@ -74,7 +74,7 @@ def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str
 
 
 def without_components(state: Any, names: frozenset[str], *, is_held: bool = False) -> Any:
-    """``state`` without the positions of components with these names.
+    """Returns ``state`` without the positions of components with these names.
 
     Args:
         state: of an iterator.
@@ -217,8 +217,8 @@ def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[
 
 
 def _losing(record: Any, names: frozenset[str]) -> Any:
-    """A record of choices that cannot be restored without components with these names if it has
-    draws of them.
+    """Returns a record of choices that cannot be restored without components with these names if it
+    has draws of them.
     """
     draws = _draws(record)
     lost = [] if draws is None else sorted(names & draws.names_drawn())
@@ -226,7 +226,9 @@ def _losing(record: Any, names: frozenset[str]) -> Any:
 
 
 def _draws(record: Any) -> SavedDraws | None:
-    """The draws of a mixture that a record describes; ``None`` if it describes something else."""
+    """Returns the draws of a mixture that a record describes; ``None`` if it describes something
+    else.
+    """
     try:
         return SavedDraws.read(record) if isinstance(record, Mapping) else None
     except (ValueError, TypeError, KeyError):
@@ -272,7 +274,7 @@ def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_row
 
 
 def as_names(drop: Any) -> frozenset[str]:
-    """Names of components to drop."""
+    """Returns names of components to drop."""
     if isinstance(drop, str) or not isinstance(drop, Collection):
         raise TypeError(f"drop must be a set of names of components, got {drop!r:.200}")
     return frozenset(map(str, drop))

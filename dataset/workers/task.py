@@ -301,7 +301,7 @@ class PipelineProducer:
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
-    """The name of a worker in messages about one of its lanes."""
+    """Return the name of a worker in messages about one of its lanes."""
     worker = f"worker {index} of {max(count, index + 1)}"
     return (
         worker if count == num_lanes and index == lane else f"{worker}, lane {lane} of {num_lanes}"
@@ -336,8 +336,8 @@ def divide_worker(count: int, worker: Any) -> None:
 
 
 def roots(it: Any) -> list[StreamIterator[Any]]:
-    """The iterators at the beginning of everything upstream that read map datasets, always in the
-    same order.
+    """Return the iterators at the beginning of everything upstream that read map datasets, always
+    in the same order.
     """
     if isinstance(it, StreamIterator) and it._gm_engine.draws_from:
         return [it]
@@ -351,7 +351,7 @@ def readers(it: Any) -> list[Reader]:
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:
-    """The description of the location of a worker.
+    """Return the description of the location of a worker.
 
     Args:
         state: its state.

@@ -252,7 +252,7 @@ class ThreadWorker:
         )
 
     def stacks(self) -> str:
-        """The stack of its thread; empty if it does not run."""
+        """Return the stack of its thread; empty if it does not run."""
         frame = None if self._thread is None else sys._current_frames().get(self._thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -395,7 +395,7 @@ class ThreadPool:
                 self.workers[-1].begin_close()
 
     def worker(self, index: int) -> ThreadWorker:
-        """The worker, or a new one in its place if it has ended or does not answer."""
+        """Return the worker, or a new one in its place if it has ended or does not answer."""
         if not self.workers[index].is_alive():
             self.workers[index].begin_close()
             worker = self._make(index)
@@ -427,7 +427,7 @@ class ThreadPool:
 def acquire_threads(
     load_task: Callable[[], PipelineTask], count: int, buffer_size: int
 ) -> ThreadPool:
-    """A new pool, which is idle (see ``Registry.acquire``)."""
+    """Return a new pool, which is idle (see ``Registry.acquire``)."""
     return registry.acquire(
         partial(ThreadPool, load_task, count, buffer_size), lambda pool: False, ThreadPool, None
     )

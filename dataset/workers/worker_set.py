@@ -49,7 +49,7 @@ def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
 
 
 def shared_processes_of(it: Any, ctx: IteratorContext) -> SharedProcesses | None:
-    """The set whose processes it shares; ``None`` without one."""
+    """Returns the set whose processes it shares; ``None`` without one."""
     workers = join_workers(it, ctx)
     # There may be more components later where the context is that of one component.
     is_alone = len(workers.components.all()) == 1 and not isinstance(ctx, ComponentContext)

@@ -110,7 +110,7 @@ def _say(text: str, stream: TextIO) -> None:
 
 
 def _from_the_users_code(tb: TracebackType | None) -> TracebackType | None:
-    """A traceback without the calls that led to the user's code; ``None`` if it has none of
+    """Returns a traceback without the calls that led to the user's code; ``None`` if it has none of
     that.
     """
     ours = (Path(__file__).parent, Path(__file__).parent.parent, Path(importlib.__file__).parent)

@@ -15,8 +15,8 @@ _MAX_LANES = 16
 
 
 def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iterator[str]:
-    """The lines that a state gives, and those that the description of the ``DataLoader`` (empty if
-    there is none) adds.
+    """Yields the lines that a state gives, and those that the description of the ``DataLoader``
+    (empty if there is none) adds.
     """
     last_seen, sampler = state["last_seen_indices"], str(state.get("sampler"))
     if not isinstance(last_seen, Mapping):

@@ -55,7 +55,7 @@ def _lines(state: Any, stage: Any, share: tuple[int, int] | None) -> Iterator[st
 
 
 def _owner(stage: Any, names: tuple[str, ...]) -> Description:
-    """The first stage upstream of those names, to which a part of a state belongs."""
+    """Returns the first stage upstream of those names, to which a part of a state belongs."""
     while isinstance(stage, Mapping):
         if stage.get("stage") in names:
             return stage
@@ -217,7 +217,7 @@ def _components(state: Any, stage: Description, share: tuple[int, int] | None) -
 
 
 def _above(key: str, words: Callable[[Any, Description], str]) -> Callable[..., Iterator[str]]:
-    """The words of a stage, and those of its only parent, whose state is at ``key``."""
+    """Returns the words of a stage, and those of its only parent, whose state is at ``key``."""
 
     def lines(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
         yield words(state, stage)
@@ -227,7 +227,7 @@ def _above(key: str, words: Callable[[Any, Description], str]) -> Callable[..., 
 
 
 def _plain(words: Callable[[Any], str]) -> Callable[..., Iterator[str]]:
-    """The words of a state that needs no description."""
+    """Returns the words of a state that needs no description."""
     return lambda state, stage, share: iter([words(state)])
 
 
@@ -262,7 +262,9 @@ def _buckets(state: Any, stage: Description) -> str:
 
 
 def _passed_over(faults: Any) -> Iterator[str]:
-    """The elements that error budgets of map datasets have skipped, one line for each stage."""
+    """Yields the elements that error budgets of map datasets have skipped, one line for each
+    stage.
+    """
     for counts in faults if isinstance(faults, list) else ():
         if isinstance(counts, Mapping):
             of_tried = f" of {count_text(counts['tried'], 'element')}" if "tried" in counts else ""

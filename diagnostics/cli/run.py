@@ -271,8 +271,8 @@ class Endless:
 
 @contextlib.contextmanager
 def opened(pipeline: Any) -> Iterator[Any]:
-    """A new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which is
-    closed afterwards.
+    """Yields a new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which
+    is closed afterwards.
     """
     with contextlib.closing(iterator_of(pipeline)) as it:
         yield it

@@ -69,7 +69,7 @@ def state(args: Namespace) -> Lines:
 
 
 def state_text(path: str) -> bytes:
-    """The state of this process in a checkpoint, as it is saved.
+    """Returns the state of this process in a checkpoint, as it is saved.
 
     Raises:
         CommandError: there is no state, or there are several.
@@ -126,7 +126,7 @@ def _heading(item: list[_Saved]) -> Lines:
 
 
 def _missing(directory: Path, count: str) -> list[str]:
-    """The first files of processes that are not there, of as many as ``count`` says."""
+    """Returns the first files of processes that are not there, of as many as ``count`` says."""
     files = [_PROCESS_FILE.fullmatch(path.name) for path in directory.iterdir()]
     numbers = {found[1] for found in files if found and found[2] == count}
     num_missing = int(count) - len([number for number in numbers if int(number) < int(count)])
@@ -244,7 +244,7 @@ def restore_checkpoint(path: str, it: Any) -> None:
 
 
 def _files(path: Path) -> Iterator[list[Path]]:
-    """The files with states of each item in a checkpoint."""
+    """Yields the files with states of each item in a checkpoint."""
     if path.is_file():
         is_description = path.name.startswith("pipeline_")
         state_file = path.with_name(path.name.replace("pipeline_", "process_", 1))
@@ -302,7 +302,7 @@ def _read(path: Path) -> _Saved:
 
 
 def _stage_lines(description: Any) -> list[str]:
-    """The stages of a description, the sources first, with what is noted of them."""
+    """Returns the stages of a description, the sources first, with what is noted of them."""
     if not isinstance(description, dict):
         return [shown(description)]
     above = description.get("components", description.get("parents", []))

@@ -103,7 +103,7 @@ def _is_of_arguments(error: Exception) -> bool:
 
 
 def _pipeline(name: str, format: str | None) -> Any:
-    """A pipeline by its name, or the records of files, of a folder, or of the Hub."""
+    """Returns a pipeline by its name, or the records of files, of a folder, or of the Hub."""
     if name.startswith(_HUB):
         return MapDataset.source(_of_the_hub(name.removeprefix(_HUB)))
     suffix = next(

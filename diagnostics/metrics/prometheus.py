@@ -275,7 +275,7 @@ def _exposed(numbers: dict[Key, list[int] | float]) -> Iterator[Metric]:
 
 
 def _buckets(family: Family, values: list[int]) -> tuple[list[tuple[str, int]], int]:
-    """The number of values at or below each limit, and the total."""
+    """Returns the number of values at or below each limit, and the total."""
     from prometheus_client.utils import floatToGoString
 
     text: Any = floatToGoString  # as above

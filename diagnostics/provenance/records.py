@@ -68,7 +68,7 @@ class Row(Value):
 
 
 def record_of(record: LineageRecord) -> Record:
-    """The public record of an internal lineage entry."""
+    """Returns the public record of an internal lineage entry."""
     components, seeds = record.components, record.seeds
     component, seed = components[-1] if components else None, seeds[-1] if seeds else None
     given = (
@@ -115,7 +115,7 @@ class Provenance:
         return [record for row in self.rows for record in row.records]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain dictionaries and lists, for JSON where the keys are."""
+        """Returns the same as plain dictionaries and lists, for JSON where the keys are."""
         rows = [{"records": [record.as_dict() for record in row.records]} for row in self.rows]
         return {
             "step": self.step,
@@ -124,7 +124,7 @@ class Provenance:
         }
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Names of columns and lines: without columns that say nothing anywhere."""
+        """Returns names of columns and lines: without columns that say nothing anywhere."""
         lines: list[tuple[str, Record | None]] = []
         for i, row in enumerate(self.rows):
             lines += [(str(i), record) for record in row.records] or [(str(i), None)]

@@ -52,7 +52,9 @@ _ENVIRONMENT = getattr(type(os.environ).__getitem__, "__code__", None)
 
 
 def revealing_call(frame: FrameType, event: str, argument: Any) -> tuple[str, str] | None:
-    """The kind of evidence that a call is, and what is said of it; ``None`` for all other calls."""
+    """Return the kind of evidence that a call is, and what is said of it; ``None`` for all other
+    calls.
+    """
     if event == "call":
         if frame.f_code is not _ENVIRONMENT or frame.f_back is None:
             return None
@@ -72,7 +74,9 @@ def revealing_call(frame: FrameType, event: str, argument: Any) -> tuple[str, st
 
 
 def _user_frame(frame: FrameType) -> FrameType | None:
-    """The line of the user's that leads to a call; none if a library asks for its own purposes."""
+    """Return the line of the user's that leads to a call; none if a library asks for its own
+    purposes.
+    """
     caller: FrameType | None = frame
     while caller is not None and _package(caller) in _BETWEEN:
         caller = caller.f_back

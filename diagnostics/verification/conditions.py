@@ -81,7 +81,7 @@ class Condition(abc.ABC):
         """
 
     def open(self, subject: Subject) -> Callable[[], Any]:
-        """A factory of iterators that read the states of this condition."""
+        """Returns a factory of iterators that read the states of this condition."""
         return subject.open
 
 

@@ -42,7 +42,7 @@ class Surroundings(Value):
     number: int = 0
 
     def environment(self) -> dict[str, str | None]:
-        """The environment variables that make it so."""
+        """Returns the environment variables that make it so."""
         variables: dict[str, str | None] = {
             "PYTHONHASHSEED": str(self.hash_seed),
             "GRISTMILL_VERIFY": str(self.number),

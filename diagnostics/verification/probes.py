@@ -171,7 +171,9 @@ class Witness:
         self._random = now
 
     def on_call(self, frame: FrameType, event: str, argument: Any) -> None:
-        """A profile function: notes calls that give something else each time or in each process."""
+        """Returns a profile function: notes calls that give something else each time or in each
+        process.
+        """
         stack = self._stack
         if stack and event in ("c_call", "call"):
             found = revealing_call(frame, event, argument)
@@ -200,7 +202,7 @@ class _Work:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of the global generators, by the names of their libraries."""
+    """Returns the states of the global generators, by the names of their libraries."""
     states: dict[str, Any] = {"random": random.getstate()}
     state: Any = np.random.get_state(legacy=False)
     keys = state["state"].get("key")  # of the generator that is there unless another one was set

@@ -78,7 +78,7 @@ class Report(Value):
     mixtures: tuple[MixtureShares, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON-able data."""
+        """Returns all of it as JSON-able data."""
         values = (
             None
             if self.values is None

@@ -83,7 +83,8 @@ def history_of(
     num_rows: int | None,
     provenance: Provenance | str,
 ) -> RowHistory:
-    """The element of a row after every stage, computed again by random access where possible.
+    """Returns the element of a row after every stage, computed again by random access where
+    possible.
 
     Args:
         pipeline: a dataset or a ``DataLoader``.
@@ -226,7 +227,7 @@ def _is_same(a: Any, b: Any) -> bool:
 def _upstream(
     ds: Any, index: int, row: int | None, num_rows: int | None, branch: str
 ) -> Iterator[StageResult]:
-    """The element at an index of a map dataset and what it is made of, the output first."""
+    """Yields the element at an index of a map dataset and what it is made of, the output first."""
     is_cut = row is not None and is_of_library(ds) and ds._gm_makes_batches
     origins = _origins(ds, index, row if is_cut else None)
     parts = [one for one in origins if isinstance(one, UpstreamElement)]
@@ -256,7 +257,7 @@ def _upstream(
 
 
 def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
-    """The lineage of an element, or of a row of it; at most some hundreds of records."""
+    """Returns the lineage of an element, or of a row of it; at most some hundreds of records."""
     try:
         return list(
             itertools.islice(

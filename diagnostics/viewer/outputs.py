@@ -83,14 +83,14 @@ class Outputs:
         return self._steps.length
 
     def at(self, step: Step) -> Seen | Waiting:
-        """The output at a step."""
+        """Returns the output at a step."""
         seen = self._found(step)
         if seen is not None:
             return seen
         return self._waited_for(lambda: self._read(step), lambda: self._found(step))
 
     def history(self, seen: Seen, row: int | None) -> RowHistory | Waiting:
-        """The history of one of the rows of an output, or of all of it."""
+        """Returns the history of one of the rows of an output, or of all of it."""
 
         def compute() -> RowHistory:
             provenance = self._provenance(seen)
@@ -102,7 +102,7 @@ class Outputs:
         return self._waited_for(compute, lambda: seen.histories.get(row))
 
     def provenance(self, seen: Seen) -> Provenance | str | Waiting:
-        """The lineage of an output, or the reason why it is not known."""
+        """Returns the lineage of an output, or the reason why it is not known."""
         return self._waited_for(lambda: self._provenance(seen), lambda: seen.provenance)
 
     def _provenance(self, seen: Seen) -> Provenance | str:
@@ -121,15 +121,15 @@ class Outputs:
         return seen.provenance
 
     def stage(self, seen: Seen, row: int | None, number: int) -> StageResult | None:
-        """One of the stages of a story, if it is in the history."""
+        """Returns one of the stages of a story, if it is in the history."""
         history = seen.histories.get(row)
         return (
             history.stages[number] if history is not None and number < len(history.stages) else None
         )
 
     def restore(self, put: Callable[[Any], None]) -> Step | Waiting:
-        """The step that follows a state, which ``put`` sets an iterator to; its errors come as they
-        are.
+        """Returns the step that follows a state, which ``put`` sets an iterator to; its errors come
+        as they are.
         """
         return self._waited_for(lambda: self._steps.restore(put), lambda: None)
 
@@ -140,7 +140,7 @@ class Outputs:
     def _waited_for(
         self, work: Callable[[], T | None], found: Callable[[], T | None]
     ) -> T | Waiting:
-        """``found()``, after ``work`` if it is nothing yet. One after the other."""
+        """Returns ``found()``, after ``work`` if it is nothing yet. One after the other."""
         with self._lock:
             result = found()
             if result is not None:

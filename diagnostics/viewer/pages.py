@@ -146,7 +146,7 @@ class PageFrame:
 
 
 def step_page(view: PageFrame, seen: Seen, first: int, is_whole: bool, source: str) -> str:
-    """An output: a batch as its rows, anything else in full.
+    """Returns an output: a batch as its rows, anything else in full.
 
     Args:
         view: what is the same on all pages.
@@ -197,7 +197,7 @@ def step_page(view: PageFrame, seen: Seen, first: int, is_whole: bool, source: s
 
 
 def row_page(view: PageFrame, seen: Seen, row: int, first: int, source: str) -> str:
-    """A row of a batch, where it comes from, and how it came about."""
+    """Returns a row of a batch, where it comes from, and how it came about."""
     step = seen.output.step
     address = view.address(step, row)
     cells = LeafCells(seen.row(row), address, view.looks)
@@ -221,7 +221,7 @@ def row_page(view: PageFrame, seen: Seen, row: int, first: int, source: str) -> 
 
 
 def waiting_page(view: PageFrame, step: Step, waiting: Waiting) -> str:
-    """The page for an output that does not exist yet; it reloads by itself."""
+    """Returns the page for an output that does not exist yet; it reloads by itself."""
     if waiting.text:
         text = f"<pre class=wrap>{safe(shortened(waiting.text, _MAX_TRACEBACK))}</pre>"
         return view.page(
@@ -302,7 +302,7 @@ def shown_text(text: str) -> str:
 
 
 def _overview(cells: LeafCells, address: str) -> str:
-    """A table of the contents of a batch: types, ranges and distributions of values."""
+    """Returns a table of the contents of a batch: types, ranges and distributions of values."""
     rows = []
     for number in range(min(len(cells), _OVERVIEW)):
         look = cells.look(number)
@@ -431,7 +431,7 @@ def _paging(address: str, first: int, size: int, num: int, what: str, is_whole: 
 
 
 def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str:
-    """The records of a row as a table, or of all rows."""
+    """Returns the records of a row as a table, or of all rows."""
     if isinstance(provenance, Waiting):
         return _LATER
     if isinstance(provenance, str):
@@ -476,7 +476,7 @@ def _record_cell(value: object) -> str:
 
 
 def history_html(view: PageFrame, address: str, history: RowHistory | Waiting) -> str:
-    """The history of a row: the record, and the result of every stage."""
+    """Returns the history of a row: the record, and the result of every stage."""
     if isinstance(history, Waiting):
         return _LATER
     if not history.stages and not history.reason:

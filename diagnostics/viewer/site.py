@@ -95,7 +95,7 @@ class Site:
         self._is_batched = _is_batched(pipeline)
 
     def answer(self, path: str, query: Mapping[str, str]) -> Answer:
-        """The answer for an address below the token; errors become pages, too."""
+        """Returns the answer for an address below the token; errors become pages, too."""
         try:
             return self._answer(path, query)
         except BaseException as error:  # of a user's object, which may raise anything
@@ -190,7 +190,7 @@ class Site:
     def _media(
         self, leaves: Sequence[ElementLeaf], number: int, form: str, query: Mapping[str, str]
     ) -> Answer:
-        """A picture or a sound of a leaf, if it is one."""
+        """Returns a picture or a sound of a leaf, if it is one."""
         look = self._looks.of(leaves[number], leaves) if number < len(leaves) else None
         if look is not None and look.kind == "image" and form == "png":
             size = SMALL if query.get("size") == str(SMALL) else LARGE
@@ -221,7 +221,7 @@ class Site:
         return _moved(self._view().address(step))
 
     def go_to_checkpoint(self, path: str) -> Step | Waiting:
-        """The step that follows a checkpoint.
+        """Returns the step that follows a checkpoint.
 
         Raises:
             Exception: there is no leaf at that path, or it does not fit the pipeline.

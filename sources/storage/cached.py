@@ -58,8 +58,8 @@ def cached(
     *,
     filesystem: Any = None,
 ) -> Any:
-    """A source that keeps what it reads from afar in ``folder``; or, for URLs, the local paths of
-    these files, downloaded.
+    """Returns a source that keeps what it reads from afar in ``folder``; or, for URLs, the local
+    paths of these files, downloaded.
 
     The source has the same elements and the same ``repr`` as ``source_or_urls``, and reads blocks
     of 1 MB. What was read once, by whichever process of this machine, is read from the disk from
@@ -168,8 +168,8 @@ def _through_a_cache(source: Any, folder: str, max_bytes: int | None) -> Any:
 
 
 def identity_of(files: Files, number: int, otherwise: str) -> str:
-    """The text that identifies a remote file, with ``otherwise`` in place of a version if its store
-    has none.
+    """Returns the text that identifies a remote file, with ``otherwise`` in place of a version if
+    its store has none.
 
     Of a signed address, what is signed is part of it.
     """

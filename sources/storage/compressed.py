@@ -72,7 +72,8 @@ class Frame(NamedTuple):
 
 
 def compression_of(files: Files, number: int) -> str | None:
-    """``"gzip"``, ``"zstd"``, or ``None`` for a file that is not compressed, by its first bytes.
+    """Return ``"gzip"``, ``"zstd"``, or ``None`` for a file that is not compressed, by its first
+    bytes.
 
     Raises:
         ValueError: it is compressed in another way.
@@ -92,7 +93,7 @@ def compression_of(files: Files, number: int) -> str | None:
 
 
 def frames_of(files: Files, number: int) -> Iterator[Frame]:
-    """The frames of a compressed file that hold something, from front to back.
+    """Yield the frames of a compressed file that hold something, from front to back.
 
     Raises:
         DamagedFileError: a frame is cut off or cannot be decoded, or between frames is something
@@ -266,7 +267,7 @@ class _FileReader:
         self._buffer, self._buffer_start = b"", 0
 
     def peek(self, num_bytes: int) -> bytes:
-        """The next bytes, at most ``_READ_BYTES``; fewer only at the end."""
+        """Return the next bytes, at most ``_READ_BYTES``; fewer only at the end."""
         here = self.position - self._buffer_start
         if len(self._buffer) - here < num_bytes:
             stop = min(self.size, self.position + _READ_BYTES)

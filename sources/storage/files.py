@@ -102,7 +102,7 @@ class Files(PerProcess):
         return os.path.join(self._starting_folder, self.paths[number])  # noqa: PTH118
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """The bytes ``start`` to ``stop - 1`` of file ``number``, for each
+        """Returns the bytes ``start`` to ``stop - 1`` of file ``number``, for each
         ``(number, start, stop)``, in this order.
 
         Ranges of remote files that are close together are read by one request, and requests run
@@ -162,7 +162,8 @@ class Files(PerProcess):
         return self._local.opened.get(number) or self._local.file(number)
 
     def described(self) -> str:
-        """A short text that identifies these files in any folder, for the ``repr`` of a source.
+        """Returns a short text that identifies these files in any folder, for the ``repr`` of a
+        source.
 
         Example:
             >>> Files([]).described()
@@ -194,8 +195,8 @@ class Files(PerProcess):
 
 
 def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
-    """The files that ``patterns`` stand for: each pattern's in the order of their names, the
-    patterns in the order given.
+    """Returns the files that ``patterns`` stand for: each pattern's in the order of their names,
+    the patterns in the order given.
 
     Args:
         name: the parameter's name, for messages.
@@ -301,8 +302,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def with_braces(pattern: str, name: str = "pattern") -> list[str]:
-    """The patterns that ``{a,b}`` and ``{000..127}`` in ``pattern`` stand for, the leftmost braces
-    changing slowest.
+    """Returns the patterns that ``{a,b}`` and ``{000..127}`` in ``pattern`` stand for, the leftmost
+    braces changing slowest.
 
     Example:
         >>> with_braces("{a,b}-{08..10}.tar")

@@ -53,7 +53,7 @@ class LocalFile:
             raise changed(self._path, "it was written to while it was read")
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """The bytes from ``start`` to ``stop - 1`` for each ``(_, start, stop)``."""
+        """Returns the bytes from ``start`` to ``stop - 1`` for each ``(_, start, stop)``."""
         descriptor, pieces, are_whole = self._descriptor, [], True
         for _, start, stop in ranges:
             num_bytes = stop - start
@@ -112,7 +112,7 @@ class LocalFiles:
         _everybody.add(self)
 
     def file(self, number: int) -> LocalFile:
-        """The file, open.
+        """Returns the file, open.
 
         Raises:
             ChangedFileError: it has another size, or was another one when it was opened last.
@@ -175,7 +175,7 @@ def _max_open() -> int:
 
 
 def local_size(path: str) -> int:
-    """The number of bytes of a file.
+    """Returns the number of bytes of a file.
 
     Raises:
         OSError: there is no such file, or it is a folder or a pipe.

@@ -55,7 +55,7 @@ def name_that_fits(name: str, suffix: str) -> str:
 
 @contextlib.contextmanager
 def renamed(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which is at ``path`` once it is whole and on disk, or nowhere."""
+    """Yields a file to write to, which is at ``path`` once it is whole and on disk, or nowhere."""
     token = os.urandom(8).hex()
     part = path.with_name(
         name_that_fits(path.stem, f"{path.suffix}.{os.uname().nodename}-{token}.part")

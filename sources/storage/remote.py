@@ -103,7 +103,7 @@ class Store(Protocol):
 
 
 def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
-    """The answers about these objects, which are requested together.
+    """Returns the answers about these objects, which are requested together.
 
     Raises:
         OSError: one is not there, or the store does not answer; the text says which.
@@ -153,8 +153,8 @@ def read_ranges(
     filesystem: Any,
     ranges: Sequence[tuple[int, int, int]],
 ) -> list[bytes]:
-    """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``,
-    by few requests at once.
+    """Returns the bytes ``start`` to ``stop - 1`` of file ``number``, for each
+    ``(number, start, stop)``, by few requests at once.
     """
     numbers = list({number for number, _, _ in ranges})
     stores = dict(
@@ -199,8 +199,8 @@ def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int,
 def coalesced(
     ranges: Sequence[tuple[int, int, int]], max_gap: int = _MAX_GAP, max_bytes: int = _MAX_REQUEST
 ) -> Iterator[Request]:
-    """The requests by which ``ranges`` are read: in the order of files and bytes, none longer than
-    ``max_bytes``.
+    """Yields the requests by which ``ranges`` are read: in the order of files and bytes, none
+    longer than ``max_bytes``.
 
     Example:
         >>> for request in coalesced([(0, 50, 60), (0, 0, 10), (1, 0, 25)], 40, max_bytes=20):
@@ -235,8 +235,8 @@ def coalesced(
 
 
 def together(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """``[function(item) for item in items]``, computed in the threads for requests; the error of
-    the first that has one.
+    """Returns ``[function(item) for item in items]``, computed in the threads for requests; the
+    error of the first that has one.
     """
     pool = _POOLS.get(os.getpid()) or _POOLS.setdefault(
         os.getpid(), ThreadPoolExecutor(_MAX_REQUESTS, "gristmill requests")
@@ -252,8 +252,8 @@ _CONNECTED: list[int] = []  # the process that used obstore first
 
 
 def stores_of(paths: Sequence[str], filesystem: Any) -> list[Store]:
-    """The store that reads each of ``paths``: ``filesystem``, if given, else the bucket or server
-    of a URL, which all share.
+    """Returns the store that reads each of ``paths``: ``filesystem``, if given, else the bucket or
+    server of a URL, which all share.
     """
     if filesystem is not None:
         return [FilesystemStore(filesystem)] * len(paths)
@@ -274,7 +274,7 @@ def _opened(root: str) -> Store:
 
 
 def root_of(path: str) -> str:
-    """The bucket or server of a URL, with the query that a server needs in each request.
+    """Returns the bucket or server of a URL, with the query that a server needs in each request.
 
     Example:
         >>> root_of("s3://bucket/folder/a.jsonl"), root_of("https://host:80/folder/a.jsonl?key=1")
@@ -292,8 +292,8 @@ def root_of(path: str) -> str:
 
 
 def without_query(path: str) -> str:
-    """A path or URL without what follows the question mark in that of a server: signatures, which
-    are secrets.
+    """Returns a path or URL without what follows the question mark in that of a server: signatures,
+    which are secrets.
 
     Example:
         >>> without_query("https://host/a.bin?signature=1"), without_query("s3://bucket/why?.bin")
@@ -360,8 +360,8 @@ class UrlStore:
         )
 
     def find(self, path: str) -> Found:
-        """The size and version of an object. A server is asked for its first byte, and so whether
-        it knows ranges.
+        """Returns the size and version of an object. A server is asked for its first byte, and so
+        whether it knows ranges.
 
         Raises:
             OSError: it is not there, or may not be read.
@@ -384,7 +384,7 @@ class UrlStore:
         return self._answer(ask, path, "its size is not known")
 
     def get(self, path: str, start: int, stop: int, found: Found) -> memoryview:
-        """The bytes ``start`` to ``stop - 1``, of the object that was found.
+        """Returns the bytes ``start`` to ``stop - 1``, of the object that was found.
 
         Raises:
             ChangedFileError: it is another one by now.
@@ -460,7 +460,7 @@ class UrlStore:
         return self._server(silence) if _SERVERS.match(self._root) else self._store
 
     def names(self, pattern: str) -> Iterator[str]:
-        """The URLs that ``pattern`` stands for, in no particular order."""
+        """Yields the URLs that ``pattern`` stands for, in no particular order."""
         if _SERVERS.match(pattern):
             raise ValueError(
                 f"{without_query(pattern)!r:.200} has a pattern, but servers do not tell which"
@@ -524,7 +524,7 @@ class FilesystemStore:
         self._filesystem = filesystem
 
     def find(self, path: str) -> Found:
-        """The size and version of a file."""
+        """Returns the size and version of a file."""
         try:
             info = self._filesystem.info(path)
         except FileNotFoundError as error:
@@ -554,7 +554,7 @@ class FilesystemStore:
         return Found(info["size"], next((str(info[name]) for name in names if info.get(name)), ""))
 
     def get(self, path: str, start: int, stop: int, found: Found) -> memoryview:
-        """The bytes ``start`` to ``stop - 1``."""
+        """Returns the bytes ``start`` to ``stop - 1``."""
         what = f"{path}: bytes {start} to {stop - 1} cannot be read"
         for pause in (*_PAUSES, None):
             try:
@@ -587,7 +587,7 @@ class FilesystemStore:
             raise changed(path, f"it had {found.size} bytes and has {to.stat().st_size}")
 
     def names(self, pattern: str) -> list[str]:
-        """The files that ``pattern`` stands for."""
+        """Returns the files that ``pattern`` stands for."""
         found = self._filesystem.glob(pattern, detail=True)
         last = pattern.rpartition("/")[2]
         return [

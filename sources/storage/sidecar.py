@@ -135,15 +135,15 @@ class Sidecar:
         return self._files.paths[self._number]
 
     def names(self) -> list[str]:
-        """The names of the arrays."""
+        """Return the names of the arrays."""
         return [*self._arrays()]
 
     def length(self, name: str) -> int:
-        """The number of items of an array."""
+        """Return the number of items of an array."""
         return self._arrays()[name].length
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """The items ``start`` to ``stop - 1`` of an array, as a new one: one read.
+        """Return the items ``start`` to ``stop - 1`` of an array, as a new one: one read.
 
         Raises:
             ChangedFileError: the sidecar or the data are not what they were.
@@ -161,7 +161,7 @@ class Sidecar:
     def read_many(
         self, name: str, starts: Sequence[int] | np.ndarray, count: int = 1
     ) -> np.ndarray:
-        """The items ``start`` to ``start + count - 1`` of an array for each of ``starts``.
+        """Return the items ``start`` to ``start + count - 1`` of an array for each of ``starts``.
 
         Returns:
             An array of shape (number of starts, ``count``). Items that are close together are read
@@ -229,8 +229,8 @@ def open_sidecars(
     index_dir: str | os.PathLike[str] | None = None,
     filesystem: Any = None,
 ) -> list[Sidecar]:
-    """The sidecars of all ``files``, in their order; those that are missing or do not fit are made
-    first.
+    """Return the sidecars of all ``files``, in their order; those that are missing or do not fit
+    are made first.
 
     A sidecar is looked for in ``index_dir``, if there is one, and beside its file. It is made in
     ``index_dir``, else beside the file. Meanwhile a progress bar is shown, if tqdm is installed and
@@ -413,8 +413,8 @@ class _Opening:
 
 
 def without_sidecars(paths: Sequence[str]) -> list[str]:
-    """The paths of data: patterns such as ``data/*`` match sidecars, too, and what is there while
-    they are made.
+    """Return the paths of data: patterns such as ``data/*`` match sidecars, too, and what is there
+    while they are made.
 
     Example:
         >>> without_sidecars(["a.jsonl", "a.jsonl.gmidx", "b.jsonl"])

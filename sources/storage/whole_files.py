@@ -45,8 +45,8 @@ _SECOND = 10**9
 def whole_files(
     files: Files, numbers: Sequence[int], identities: Sequence[str], folder: str, room: Room
 ) -> list[str]:
-    """The local paths of these files, each with the name that it has in its store, downloaded if
-    they are not there.
+    """Returns the local paths of these files, each with the name that it has in its store,
+    downloaded if they are not there.
 
     Args:
         files: where they are.

@@ -132,8 +132,8 @@ class Arrangement:
                 )
 
     def __str__(self) -> str:
-        """The parameters that change the elements, for a ``repr``; without the folder of the
-        files.
+        """Returns the parameters that change the elements, for a ``repr``; without the folder of
+        the files.
         """
         values = {
             field.name: getattr(self, field.name)
