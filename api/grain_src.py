@@ -33,7 +33,7 @@ def _of(module: str, names: str) -> dict[str, tuple[str, str]]:
 
 
 def _instead(what: str, where: str, names: str) -> dict[str, tuple[str, str]]:
-    """Names that are not public: what to write instead, and where they are."""
+    """Returns names that are not public, with their replacements."""
     return dict.fromkeys(names.split(), (what, where))
 
 

@@ -82,7 +82,7 @@ def usable_memory(root: Path = _ROOT) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yields the folders of this process's control group and of those that it is inthat are
+    """Yields the folders of this process's control group and of those that it is in that are
     visible.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():

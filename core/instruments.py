@@ -31,7 +31,7 @@ def shadow(owner: Any, name: str, wrap: Wrap | None) -> None:
 
 
 def shadow_for_good(owner: Any, name: str, wrap: Wrap | None) -> None:
-    """The same for an object that lives as long as its process: what ``wrap`` is given is the bound
+    """Does the same for an object that lives as long as its process: ``wrap`` gets the bound
     method.
     """
     shadow(owner, name, None if wrap is None else lambda method: wrap(partial(method, owner)))

@@ -345,7 +345,7 @@ class DatasetOptions:
         return f"DatasetOptions({given})"
 
     def merge(self, other: DatasetOptions | None) -> DatasetOptions:
-        """These options, completed by what only ``other`` gives."""
+        """Returns these options, completed by those that only ``other`` gives."""
         if other is None or not other._given:
             return self
         if not self._given:

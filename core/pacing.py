@@ -43,5 +43,5 @@ class BlockSize:
             self.now = max(self.now, min(2 * size, most))
 
     def restart(self) -> None:
-        """The next block is of one element."""
+        """Resets the size of the next block to one element."""
         self.now = 1

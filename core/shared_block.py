@@ -165,15 +165,13 @@ def _free_name(name: str) -> None:
 
 
 def answer_for(name: str) -> None:
-    """This process will free the name when it ends."""
+    """Makes this process free the name when it ends."""
     _watch_exit()
     _names.add(name)
 
 
 def leave(name: str) -> None:
-    """This process will not free the name when it ends, if it is a child whose main process will
-    (2).
-    """
+    """Lets the main process free the name (2): this process, a child of it, will not."""
     if _shares_tracker():
         _names.discard(name)
 

@@ -87,7 +87,7 @@ class Advisor:
         self._budget = BudgetAdvisor(self._summary, capacity, machine)
 
     def for_consumer(self) -> list[str]:
-        """If the consumer takes longest."""
+        """Returns texts for the case that the consumer takes longest."""
         if self._snapshot.starved_ratio <= _IN_TIME:
             texts = ["The data is there in time: nothing in the pipeline needs to be faster."]
         else:
@@ -110,7 +110,7 @@ class Advisor:
         return texts
 
     def for_stage(self, stage: StageSummary) -> list[str]:
-        """If a stage does."""
+        """Returns texts for the case that a stage takes longest."""
         without, cpus = self._capacity.without(stage.id), self._machine_of(stage).cpus
         if stage.is_prefetch:
             changes = _for_transport(stage, self._workers, without)
@@ -127,7 +127,7 @@ class Advisor:
         ]
 
     def _texts(self, changes: list[Change]) -> list[str]:
-        """Those that gain something, the most effective first, with what they gain."""
+        """Returns the changes that gain something, the most effective first, with their gain."""
         now = self._capacity.now
         complete = [change for change in changes if change.left is None]
         useful = [
@@ -174,7 +174,7 @@ class Advisor:
                 )
 
     def _for_reads(self) -> Iterator[Change]:
-        """More threads where they wait, or some where there are none."""
+        """Yields changes to more threads where they wait, or to some where there are none."""
         reads, machine = self._reads, self._machine
         if reads is None or machine.is_busy:
             return
@@ -215,8 +215,8 @@ class Advisor:
         return self._capacity.with_stations({key: station.times(station.width / width)})
 
     def _ahead(self, reads: ReadOptions) -> Iterator[Change]:
-        """Threads for what the consumer's thread reads itself, and does before the first step of an
-        iterator.
+        """Yields changes to threads for reads of the consumer's thread, and its work before the
+        first step of an iterator.
         """
         own, machine = self._capacity.stations[None], self._machine
         if reads.most_threads:
@@ -247,7 +247,7 @@ class Advisor:
         return found
 
     def _more_at_once(self) -> Iterator[Change]:
-        """Workers where there are none."""
+        """Yields changes to workers where there are none."""
         machine = self._machine
         if self._num_workers or machine.cpus < 2 or machine.is_busy or missing_calls():
             return
@@ -327,7 +327,7 @@ class Advisor:
 def _for_transport(
     stage: StageSummary, workers: WorkerOptions | None, left: float
 ) -> Iterator[Change]:
-    """Cheaper ways to hand outputs over. ``left`` is the time of a step without that."""
+    """Yields cheaper ways to hand outputs over. ``left`` is the time of a step without that."""
     size = stage.bytes_produced / max(1, stage.num_produced_elements)
     if _kind_of_worker(workers) == "worker threads":
         text = "Call batch() before mp_prefetch(): each output costs the same to hand over."
@@ -388,7 +388,7 @@ def _more_threads(reads: ReadOptions, stage: StageSummary, machine: Machine) -> 
 
 
 def _size(stage: StageSummary) -> float:
-    """Of one of its elements, in bytes."""
+    """Returns the size of an element of a stage in bytes."""
     return stage.bytes_produced / max(1, stage.num_produced_elements)
 
 

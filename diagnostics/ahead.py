@@ -43,8 +43,8 @@ class BudgetUse:
 
 
 def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
-    """Of what an observer observes in this process: one, or none as long as nothing was computed
-    ahead.
+    """Returns the use of the budgets that an observer observes in this process: one, or none as
+    long as nothing was computed ahead.
     """
     budgets = {
         id(budget): budget for budget in map(shared_budget, observer.alive()) if budget is not None

@@ -35,7 +35,7 @@ class BudgetAdvisor:
         return any([x is not None and x.is_fixed for x in (self._here, self._in_worker)])
 
     def changes(self) -> Iterator[Change]:
-        """More threads for all stages, or more memory."""
+        """Yields changes to more threads for all stages, or to more memory."""
         capacity, machine = self._capacity, self._machine
         if self._here is not None and SHARED in capacity.stations and machine.waits:
             now = self._here.max_threads
@@ -92,7 +92,7 @@ class BudgetAdvisor:
         return sum([x.max_bytes for x in self._summary.budgets if (x.process != "main") in places])
 
     def _waited(self, kind: str, what: str) -> str:
-        """Which stage waited longest for threads or memory."""
+        """Returns a sentence on the stage that waited longest for threads or memory."""
         waits = {x.id: getattr(x, f"{kind}_wait_ns") for x in self._summary.values()}
         longest = max(waits, key=waits.__getitem__)
         if not waits[longest]:

@@ -183,7 +183,7 @@ class Capacity:
         )
 
     def _add_shared(self, summary: ExecutionSummary) -> None:
-        """That which does what all threads do, if there are fewer than the stages could use."""
+        """Adds the station of all threads, if there are fewer than the stages could use."""
         ahead = [x for key, x in self.stations.items() if key is not None]
         self.wanted_threads = round(math.fsum([x.width for x in ahead]))
         for budget in summary.budgets:
@@ -308,7 +308,7 @@ def alike_stages(summary: ExecutionSummary) -> dict[str, list[int]]:
 
 
 def _at_work(stages: list[StageSummary]) -> list[StageSummary]:
-    """Those that do not wait for others."""
+    """Returns the stages that do not wait for others."""
     return [stage for stage in stages if not stage.is_prefetch]
 
 

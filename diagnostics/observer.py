@@ -138,12 +138,12 @@ class Observer:
         return probe
 
     def probe_of(self, it: DatasetIterator[Any]) -> Probe | None:
-        """That which counts what ``it`` does, if that is observed here."""
+        """Returns the probe that counts what ``it`` does, if that is observed here."""
         observer, probe = observed_as(it)
         return probe if observer is self else None
 
     def _assign(self, it: DatasetIterator[Any], probe: Probe) -> None:
-        """Its methods are replaced when it is first used: it may be under construction."""
+        """Replaces the methods of ``it`` when it is first used: it may be under construction."""
         observe_as(it, self, probe)
         self._adopted = [ref for ref in self._adopted if ref() is not None]
         self._adopted.append(weakref.ref(it))

@@ -113,7 +113,7 @@ class ThreadCounters:
         return thread is None or not thread.is_alive()
 
     def plan(self, spent: int) -> None:
-        """After a call that took this long: the number of following calls that are only counted."""
+        """Sets the number of calls that are only counted after one that took this long."""
         if self._untimed_after:
             self._untimed_after -= 1
         elif self.events is None and spent < _DEAR_NS:
@@ -122,12 +122,12 @@ class ThreadCounters:
             self.left = (self._random >> 8) % (2 * most + 1)
 
     def time_all(self) -> None:
-        """From now on no call is counted alone: some of those that were took too long."""
+        """Times all calls from now on: some that were only counted took too long."""
         self._untimed_after = _NEVER
         self.left = 0
 
     def __enter__(self) -> None:
-        """A call that is only counted."""
+        """Counts a call that is not timed."""
         self.left -= 1
         self.skipped += 1
         self.mode = _COUNTING
@@ -330,7 +330,9 @@ class OutputCounts:
         self.delays[bits << 3 | delay - 1 >> bits - 4 & 7 if bits > 3 else bits << 3] += times
 
     def misses_too_much(self, delay: int) -> bool:
-        """After a call that took so long and was only counted: whether that happens too often."""
+        """Adds the delay of a call that was only counted; returns true if such calls take too
+        long too often.
+        """
         self.missed += delay
         return self.missed > _MISSED_SHARE * self.waited
 
@@ -536,7 +538,7 @@ def _taking(
     lanes: CountersOfThreads,
     output: OutputCounts,
 ) -> Callable[[int], list[Any]]:
-    """For the last stage: also takes the time that the consumer waits."""
+    """Takes elements for the last stage, and the time that the consumer waits."""
     number, waits, is_profiling = probe.number, probe.waits, output.is_profiling
 
     def take(n: int) -> list[Any]:

@@ -322,7 +322,7 @@ def _wall() -> int:
 
 
 def _on_node(lane: LaneRecord, node: str, shift: int) -> LaneRecord:
-    """By this machine's clock."""
+    """Return the record with times by this machine's clock."""
     marks = [(t + shift, own) for t, own in lane.marks]
     events = [
         (began + shift, ended + shift, stage, num) for began, ended, stage, num in lane.events

@@ -189,7 +189,7 @@ def shuffle_quality(
 def _batches(
     ds: Any, size: int, most: int, needs_elements: bool
 ) -> Iterator[tuple[list[Any], list[int]]]:
-    """Elements that are there, and the positions of their records in the source where known."""
+    """Yields elements that exist, and the positions of their records in the source where known."""
     if isinstance(ds, MapDataset):
         num = len(ds) // size
         for i in range(min(num, most)):

@@ -200,7 +200,7 @@ def library_folders() -> tuple[str, ...]:
 
 
 def _innermost(frame: FrameType | None) -> str:
-    """The innermost stage that a thread is in, and the elements that it computes."""
+    """Returns the innermost stage that a thread is in, and the elements that it computes."""
     elements = ""
     while frame is not None:
         variables = frame.f_locals

@@ -127,7 +127,7 @@ def _fits(format: Format, element: Any) -> bool:
 
 
 def _name(ds: Any, place: int) -> str:
-    """Names an element of the sample."""
+    """Returns the name of an element of the sample."""
     if not isinstance(ds, MapDataset):
         return f"element {place} of the stream"
     if tolerances(ds):  # elements that were skipped are not counted

@@ -41,7 +41,7 @@ class Law:
             raise self.broken(found)
 
     def run(self, what: str, fn: Callable[..., T], *args: Any) -> T:
-        """``fn(*args)``, which must not raise."""
+        """Returns ``fn(*args)``, which must not raise."""
         try:
             return fn(*args)
         except Exception as error:
@@ -50,7 +50,7 @@ class Law:
     def refuses(
         self, what: str, errors: tuple[type[Exception], ...], fn: Callable[..., Any], *args: Any
     ) -> None:
-        """``fn(*args)`` must raise one of ``errors``."""
+        """Checks that ``fn(*args)`` raises one of ``errors``."""
         try:
             got = self.run(what, fn, *args)
         except AssertionError as error:

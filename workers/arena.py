@@ -307,7 +307,7 @@ class ArenaReader:
             watched.is_shared = True
 
     def forget(self) -> None:
-        """In a forked process: lets go of the memory, which is the other one's to return."""
+        """Drops the memory in a forked process, without returning the parent's slots."""
         self._mapping.close()
 
     def close(self) -> None:

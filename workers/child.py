@@ -131,7 +131,7 @@ class WatchedProducer(Producer, Protocol):
         """
 
     def take_beside(self, lane: int) -> Taken:
-        """As ``take(lane, 1)``, while that is at another lane. Called by another thread."""
+        """Call ``take(lane, 1)`` while another lane is computed. Called by another thread."""
 
     def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """Return the elements that ``take`` has finished, and the states; as many as there are of

@@ -63,7 +63,7 @@ class Process(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """It is no process of this one, which was forked from its owner."""
+        """Drop the process after a fork: the child does not own it."""
 
     def is_gone(self) -> bool:
         """Return True if the process runs no more, even if its exit status is not known yet."""
@@ -78,7 +78,7 @@ class Process(ABC):
         return _becomes_true(self.is_gone, seconds)
 
     def how_it_ended(self) -> str:
-        """In words."""
+        """Return in words how the process ended."""
         code = self.exit_code
         if code is None:
             return (

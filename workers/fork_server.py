@@ -103,7 +103,7 @@ def _run_state(process_id: int) -> str:
 
 
 def _is_terminal(fd: int) -> bool | None:
-    """``None``: it is closed."""
+    """Return true for a terminal, ``None`` for a closed descriptor."""
     try:
         os.fstat(fd)
     except OSError:
@@ -239,11 +239,11 @@ class ForkServer:
         return self._is_closed
 
     def begin_close(self) -> None:
-        """It must not be used any more."""
+        """Refuse further use."""
         self._is_closed = True
 
     def reopen(self) -> None:
-        """A thread has joined before it was shut."""
+        """Allow use again: a thread has joined before it was shut."""
         self._is_closed = False
 
     def finish_close(self, deadline: float) -> None:
@@ -253,7 +253,7 @@ class ForkServer:
         self._close_descriptors()
 
     def forget(self) -> None:
-        """In a forked process: lets go of what belongs to the other one."""
+        """Drop what belongs to the parent, in a forked process."""
         self._is_closed = True
         self._process.forget()
         self._close_descriptors()

@@ -226,7 +226,7 @@ class RayPool:
         return worker
 
     def lose(self, index: int) -> None:
-        """The actor has died."""
+        """Handles the death of an actor."""
         self.let_go(index)
         if index < len(self._slots):
             self._slots[index].ask()
@@ -249,7 +249,7 @@ class RayPool:
         registry.close([self])
 
     def begin_close(self) -> None:
-        """It must not be used any more."""
+        """Refuses further use."""
         self._is_closed = True
 
     def finish_close(self, deadline: float) -> None:
@@ -260,7 +260,7 @@ class RayPool:
         self._payload = None
 
     def forget(self) -> None:
-        """In a forked process: lets go of what belongs to the other one."""
+        """Drops what belongs to the parent, in a forked process."""
         self._is_closed = True
         for worker in self.workers:
             worker.forget()
@@ -272,5 +272,5 @@ def _is_equal(part: Any, other: Any) -> bool:
 
 
 def _resources() -> tuple[dict[str, float], dict[str, float]]:
-    """Of the cluster, all and those that are free."""
+    """Returns all resources of the cluster, and the free ones."""
     return ray.cluster_resources(), ray.available_resources()

@@ -221,7 +221,7 @@ class RayWorker:
             self.begin_close()
 
     def forget(self) -> None:
-        """In a forked process: lets go of what belongs to the other one."""
+        """Drop what belongs to the parent, in a forked process."""
         self.usable, self._death = False, "belongs to another process"
 
 

@@ -152,7 +152,9 @@ class _Encoder:
         )
 
     def _maker(self, error: BaseException) -> _Part:
-        """Of the class, or else of the exception in the way that it wants itself to be pickled."""
+        """Returns the part that makes the class, or else the exception as it wants to be
+        pickled.
+        """
         part: _Part = ""
         with contextlib.suppress(BaseException):
             recipe = (type(error), *_group_args(error))
@@ -256,7 +258,7 @@ class _ErrorUnpickler(pickle.Unpickler):
 
 
 def _safely(otherwise: _T, function: Callable[..., _T], *args: Any) -> _T:
-    """For what runs code of users, which may raise anything."""
+    """Calls code of users, which may raise anything: then returns ``otherwise``."""
     try:
         return function(*args)
     except BaseException:

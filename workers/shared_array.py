@@ -186,7 +186,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
-        """From now on, blocks are closed and unlinked by threads in the background; freeing large
+        """Has blocks closed and unlinked by threads in the background from now on; freeing large
         ones takes a while.
 
         There is one pool of threads in a process: later calls keep the first one. It does not keep
@@ -229,8 +229,8 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         return SharedMemoryArrayMetadata(self._block.shm.name, self.shape, self.dtype)
 
     def unlink_on_del(self) -> None:
-        """This process frees the block when the array and all its views are gone, at the latest
-        when the process ends.
+        """Makes this process free the block when the array and all its views are gone, at the
+        latest when the process ends.
 
         Called on a view, it means the block all the same; a copy has nothing to free. Unpickling or
         attaching gives an array of its own, for which this is off.

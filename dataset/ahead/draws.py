@@ -69,7 +69,7 @@ class Draws:
         self._weigh()
 
     def expect(self, reader: Drawn, rate: float, due: float) -> None:
-        """Elements will be drawn from ``reader`` that often, the first after ``due`` draws."""
+        """Records that ``reader`` is drawn from at ``rate``, first after ``due`` draws."""
         self._total_rate += rate - reader.rate
         reader.rate, reader.due = rate, self._clock + due
         self._max_rate = max(self._max_rate, self._rate(reader))

@@ -155,8 +155,8 @@ class Reader(_Items):
         return elements
 
     def part(self, index: int, n: int) -> tuple[Iterator[Any], int]:
-        """As ``take``, but an iterator, from which elements are taken one by one, and how many it
-        will give.
+        """Returns the result of ``take`` as an iterator that gives elements one by one, and their
+        number.
         """
         if index != self._index or self._keeps:
             self.go_to(index)
@@ -253,7 +253,7 @@ class Reader(_Items):
             kept.close()
 
     def close(self) -> None:
-        """As ``stop``, forever."""
+        """Stops as ``stop`` does, for good."""
         self._is_closed = True
         self.stop()
 

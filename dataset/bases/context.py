@@ -34,7 +34,7 @@ class Numbers(Value):
         return self.origin + (i // self.run * self.count + self.index) * self.run + i % self.run
 
     def of(self, start: int, num: int) -> Sequence[int]:
-        """Those of ``num`` elements of the share, from ``start`` on."""
+        """Returns the numbers of ``num`` elements of the share, from ``start`` on."""
         if self.run == 1:
             first: int = self(start)
             return range(first, first + num * self.count, self.count)

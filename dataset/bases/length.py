@@ -84,7 +84,7 @@ def dataset_length(ds: Any) -> Length:
 
 
 def of_number(num: int) -> Length:
-    """That of a length in integers, where the greatest one stands for endless."""
+    """Return the ``Length`` of an integer, of which the greatest one stands for endless."""
     return Infinite() if num >= sys.maxsize else Exact(num)
 
 
@@ -101,7 +101,7 @@ def at_most(length: Length) -> Length:
 
 
 def added(lengths: Iterable[Length]) -> Length:
-    """That of all of them, one after the other."""
+    """Return the length of a concatenation."""
     total = 0
     kind: type[Exact | AtMost] = Exact
     found = list(lengths)
@@ -115,7 +115,7 @@ def added(lengths: Iterable[Length]) -> Length:
 
 
 def shortest(lengths: Iterable[Length]) -> Length:
-    """That of the first to end."""
+    """Return the smallest of the lengths."""
     found = [length for length in lengths if not isinstance(length, Infinite)]
     if not found:
         return Infinite()
@@ -127,7 +127,7 @@ def shortest(lengths: Iterable[Length]) -> Length:
 
 
 def longest(lengths: Iterable[Length]) -> Length:
-    """That of the last to end."""
+    """Return the largest of the lengths."""
     found = list(lengths)
     for kind in (Infinite, Unknown):
         if any([isinstance(length, kind) for length in found]):
@@ -138,12 +138,12 @@ def longest(lengths: Iterable[Length]) -> Length:
 
 
 def same_number(stage: Any) -> Length:
-    """``_gm_num_elements`` of stages that make one element of one."""
+    """Implement ``_gm_num_elements`` for stages that make one element of one."""
     return num_elements(stage._gm_parents[0])
 
 
 def some_of_them(stage: Any) -> Length:
-    """``_gm_num_elements`` of stages that may drop elements."""
+    """Implement ``_gm_num_elements`` for stages that may drop elements."""
     return at_most(num_elements(stage._gm_parents[0]))
 
 

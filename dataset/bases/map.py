@@ -187,13 +187,13 @@ class MapDataset(
         return [UpstreamElement(self._gm_parents[0], index)] if self._gm_keeps_indices else ()
 
     def _gm_behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
-        """Of which dataset, and where, each element at ``indices`` is one, changed or not; ``None``
-        if there is none such.
+        """Returns the dataset upstream, and the indices there, that have the elements at
+        ``indices``, changed or not; ``None`` if there is no such dataset.
         """
         return (self._gm_parents[0], indices) if self._gm_keeps_indices else None
 
     def _gm_made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
-        """As ``_gm_origins``, for ``explain``, where functions may be run that decide it."""
+        """Returns ``_gm_origins`` for ``explain``, which may run functions that decide it."""
         return self._gm_origins(index)
 
     def _gm_num_drawn(self, num: int, parent: int) -> int:

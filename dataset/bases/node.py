@@ -324,7 +324,7 @@ def tolerance_of(ds: Any) -> Any:
 
 
 def tolerances(ds: Any) -> list[Any]:
-    """Those of ``ds`` and everything upstream."""
+    """Returns the tolerances of ``ds`` and everything upstream."""
     return [node._gm_tolerance for node in ancestors(ds) if node._gm_tolerance is not None]
 
 

@@ -291,7 +291,7 @@ def _divert(
 
 
 def _leave(cls: type, key: int) -> None:
-    """A stage has no instrument any more; also called wherever it is garbage collected."""
+    """Removes the instrument of a stage; also called when the stage is garbage collected."""
     with _lock:
         diversion = _diversions.get(cls)
         if diversion is not None:

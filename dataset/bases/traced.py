@@ -98,7 +98,7 @@ class Traced:
         return new
 
     def with_records(self, change: Callable[[LineageRecord], LineageRecord]) -> Traced:
-        """The same element, of whose records more is known."""
+        """Returns the same element with its records changed by ``change``."""
         return Traced(
             lambda: self.value,
             lambda: [tuple([change(record) for record in row]) for row in self.rows],
@@ -253,7 +253,9 @@ def rows_at(ds: Any, index: int) -> tuple[Rows, bool]:
 
 
 def _rows(ds: Any, index: int, record: LineageRecord) -> tuple[Rows, bool]:
-    """``record`` has what is known of the element at ``index`` so far."""
+    """Returns the rows of the element at ``index``, of which ``record`` has what is known so
+    far.
+    """
     if not is_of_library(ds):
         return [(_own_record(ds, index, record),)], False
     origins: list[UpstreamElement | RecordKey] = list(ds._gm_made_of(index))

@@ -44,7 +44,7 @@ class Each(Stream):
         return run if self.wrap is None else observed(run, self)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        """As ``run``, quicker: it keeps an element of the parent until the next one is
+        """Runs as ``run``, but faster: keeps an element of the parent until the next one is
         requested.
         """
         fn, with_nones = self.fn, self.with_nones

@@ -50,7 +50,7 @@ class Failure(Value):
     record_keys: tuple[int | str, ...] = ()
 
     def place(self) -> str:
-        """In words: "by" a stage "at" an element, if that is known."""
+        """Returns the place in words: "by" a stage "at" an element, if that is known."""
         details = "; ".join(
             [
                 detail.text(len({other.source for other in self.details}) > 1)
@@ -128,7 +128,7 @@ def failed_at(error: Exception, stage: Any, index: Any) -> None:
 
 
 def add_error_place(error: BaseException, stage: Any, place: Callable[[], Place | None]) -> None:
-    """As ``add_error_context``, for a stream that fails at the element which ``place`` returns."""
+    """Adds the error context of a stream that fails at the element which ``place`` returns."""
     _add_error_context(error, stage, lambda: _failure_at_place(stage, place()))
 
 
@@ -340,7 +340,7 @@ def _details(found: Sequence[SourceRecords], epoch: int) -> tuple[_Detail, ...]:
 
 
 def _name(stage: Any) -> str:
-    """On one line; of what a user has wrapped, its own."""
+    """Returns the name of a stage on one line."""
     kind: Any = type(stage)
     if kind.__str__ is not object.__str__:
         with contextlib.suppress(Exception):

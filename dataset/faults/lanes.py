@@ -51,9 +51,7 @@ class LaneBudgets:
                     self._note(key, totals)
 
     def pass_skipped(self) -> None:
-        """As ``restart``, after ``skip_failed``: what failed in the output is reported, and no
-        limit applies.
-        """
+        """Restart after ``skip_failed``: report the faults of the output, without a limit."""
         for lane, state in enumerate(self._states()):
             for key, totals in self._of_lane(lane, state):
                 if totals.total > self._known(key):

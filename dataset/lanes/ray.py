@@ -239,7 +239,7 @@ class LanesOnRay:
             self.is_settled = wanted == self._num_wanted
 
     def _lose(self, actor: int, lane: WorkerLane, how: str) -> None:
-        """The actor has died while ``lane`` was waited for."""
+        """Handle the death of an actor during a wait for ``lane``."""
         number = lane.number
         self._deaths[number] += 1
         if self._pool.is_closed or self._deaths[number] >= _MAX_DEATHS:

@@ -35,17 +35,17 @@ class DrawCounts(NamedTuple):
 
     @classmethod
     def nothing(cls, num: int, whole: int) -> DrawCounts:
-        """That of ``num`` components before the first element."""
+        """Return the counts of ``num`` components before the first element."""
         none = (0,) * num
         return cls(none, none, none, frozenset(), none if whole else (), whole)
 
     @classmethod
     def of_elements(cls, elements: Sequence[int]) -> DrawCounts:
-        """This many elements, without lengths."""
+        """Return counts of this many elements, without lengths."""
         return cls(tuple(elements), tuple(elements), (0,) * len(elements))
 
     def added(self, nums: Mapping[int, int], length: int | None = None) -> DrawCounts:
-        """With this many more elements of these components; or with one, of this length."""
+        """Return the counts with ``nums`` more elements; or with one more, of length ``length``."""
         elements, lengths = [*self.elements], [*self.lengths]
         for component, num in nums.items():
             elements[component] += num

@@ -274,7 +274,7 @@ class Drawing:
         raise with_error_context(ValueError(f"{self.mix} cannot continue: {reason}"), self.mix)
 
     def finish(self) -> None:
-        """No component is next."""
+        """End the mixture: no component is next."""
         if not (self.has_ended or self._pauses):
             self.has_ended = True
             self._enter(None, None, 0, LAST, None)

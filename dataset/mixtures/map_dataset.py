@@ -107,9 +107,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         return [self._names[i] for i in range(len(self._gm_parents))] if self._names else None
 
     def _with_names(self, names: Sequence[str] | None) -> MixedMapDataset[T]:
-        """This dataset, not in use yet, for which ``explain`` calls the components by these
-        names.
-        """
+        """Sets the names of components for ``explain``; the dataset is not in use yet."""
         self._names = dict(enumerate(names or ()))
         return self
 

@@ -388,7 +388,7 @@ def _own_number(num: int, largest: bool = False) -> int:
 
 
 def _grouped(make: Callable[[list[Any]], Any], elements: list[Any]) -> Traced:
-    """As ``grouped``, where the rows of lanes that never had an element are not traced."""
+    """Groups as ``grouped``; rows of lanes that never had an element are not traced."""
     present = next(x for x in elements if isinstance(x, Traced))
     zero = Traced(lambda: zero_like(present.value), [()])
     return grouped(make, [x if isinstance(x, Traced) else zero for x in elements])

@@ -74,7 +74,7 @@ class DrawLog(NamedTuple):
         )
 
     def saved(self) -> dict[str, Any]:
-        """For a state: short, and never changed in place."""
+        """Return the log for a state: short, and never changed in place."""
         codes = [0 if i is None else i + 1 if i >= 0 else i for i in self.draws]
         rows = {"rows": packed(self.rows)} if self.rows else {}
         left = {} if self.left is None else {"left": self.left}
@@ -102,8 +102,8 @@ class DrawLog(NamedTuple):
         return self.draws[position - self.start] if position >= self.start else None
 
     def are_there(self) -> list[bool]:
-        """For each element that the stage has received: true if it still exists, or belongs to a
-        forgotten component.
+        """Return, for each element that the stage has received, true unless its component is
+        forgotten.
         """
         return [self.names[i] is not None for i in self.draws if i is not None and i >= 0]
 

@@ -25,8 +25,8 @@ _replaying = _Replaying()
 
 @contextlib.contextmanager
 def replaying(step: Any, what: str | None) -> Iterator[None]:
-    """For restoring what is before ``step``, which holds ``what`` of it, a part of a sentence;
-    ``None``: nothing.
+    """Mark that the parents of ``step`` are being restored, of which it holds ``what``, a part of a
+    sentence; ``None``: nothing.
     """
     outer = _replaying.what
     _replaying.what = outer if what is None else f"{step} holds {what}"

@@ -190,8 +190,8 @@ class CycleState:
         return cls(slot, num_opened, indices, given(given_states), exhausted, future_states)
 
     def of_datasets(self, num_datasets: int) -> list[dict[str, Any]]:
-        """For each dataset: true if it has ended, and its state; ``None`` at its beginning or after
-        its end.
+        """Return for each dataset true if it has ended, and its state; ``None`` at its beginning or
+        after its end.
         """
         found: list[dict[str, Any]] = [
             {"exhausted": int(i < self.num_opened), "state": None} for i in range(num_datasets)
@@ -206,7 +206,7 @@ class CycleState:
 
 
 def states_by_index(states: Any, name: str) -> dict[int, Any]:
-    """States of datasets by their index, which JSON made text."""
+    """Return the states of datasets by their index, which JSON made text."""
     found: dict[int, Any] = {}
     if isinstance(states, Mapping):
         for key, state in states.items():

@@ -628,7 +628,7 @@ def _write(args: argparse.Namespace) -> run.Lines:
 
 
 def _add_run_as_grain(commands: Commands) -> None:
-    """For the help: what runs the program is not a parser of its options."""
+    """Adds the command to the help: the code that runs the program parses its options elsewhere."""
     command = _command(
         commands,
         RUN_AS_GRAIN,

@@ -55,7 +55,7 @@ def show(args: Namespace) -> Lines:
 
 
 def trace(args: Namespace) -> Lines:
-    """The outputs that a record made."""
+    """Yields the outputs that a record made."""
     pipeline = load_pipeline(args.pipeline)
     num = num_found = 0
     with _said_of_the_pipeline():

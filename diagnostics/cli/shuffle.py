@@ -16,7 +16,7 @@ _OPTIONS = ("key", "batch_size", "block_size", "max_batches")
 
 
 def shuffle(args: Namespace) -> Generator[str, None, int]:
-    """The figures, and a picture in a file."""
+    """Yields the figures, and writes a picture to a file."""
     pipeline = load_pipeline(args.pipeline)
     try:
         quality = shuffle_quality(

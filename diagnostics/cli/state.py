@@ -203,7 +203,7 @@ def _restore(saved: _Saved, it: Any) -> None:
 
 
 def _merge(item: list[_Saved], it: Any) -> None:
-    """As a checkpoint of another number of processes is restored."""
+    """Restores a checkpoint of another number of processes."""
     states = [state_from_text(saved.text, it) for saved in item]
     numbers = [_DATASET_FILE.fullmatch(saved.path.name) for saved in item]
     it.set_state(

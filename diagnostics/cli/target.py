@@ -136,8 +136,8 @@ def _module_of_file(name: str) -> ModuleType:
 
 
 def _module_apart(path: Path) -> ModuleType:
-    """A file whose name belongs to another module: what it defines travels to workers by value, as
-    that of a script does.
+    """Loads a file whose name belongs to another module: its definitions travel to workers by
+    value, as those of a script do.
     """
     spec = importlib.util.spec_from_file_location(f"__{path.stem.replace('.', '_')}__", path)
     assert spec is not None and spec.loader is not None

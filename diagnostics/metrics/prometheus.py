@@ -192,9 +192,7 @@ def _serve(port: int, address: str, registry: Any) -> Any:
 
 
 def _forget() -> None:
-    """After a fork, in the new process: the port is the other one's, and there is no thread that
-    serves it.
-    """
+    """Drops the server in a forked process: the port is the parent's, and no thread serves it."""
     global _active, _lock
     _lock = Lock()
     telemetry, _active = _active, None

@@ -72,8 +72,8 @@ def _layer_order(colour: str) -> tuple[bool, str]:
 
 
 def _in_order(threads: Sequence[ThreadTimeline]) -> list[ThreadTimeline]:
-    """The main process first, then the workers by number; the thread that takes the elements first
-    of all.
+    """Sorts the main process first, then the workers by number; the thread that takes the elements
+    first of all.
     """
     processes = sorted({thread.process for thread in threads}, key=_process_order)
     order = {name: i for i, name in enumerate(processes)}
@@ -240,8 +240,8 @@ def _table(
 
 
 def _drawn(row: _Row, layers: list[str]) -> str:
-    """Areas from the bottom up to the top of each layer, the highest first. Waiting is what is
-    behind all of them.
+    """Draws areas from the bottom up to the top of each layer, the highest first. The background
+    shows waiting.
     """
     # [layer, part]
     tops = np.minimum(100, np.rint(100 * np.cumsum(row.shares, axis=0))).astype(int)

@@ -138,7 +138,9 @@ class _Runner:
 
 
 def _in_a_process_of_its_own(index: int, count: int) -> None:
-    """A worker with an initialization of its own is not shared with other pipelines."""
+    """Does nothing: a worker with an initialization of its own is not shared with other
+    pipelines.
+    """
 
 
 def list_backwards() -> None:

@@ -148,7 +148,7 @@ class _Walk:
                 self.visit(f"the global variable {name} of {owner}", value, depth + 1)
 
     def visit_object(self, text: str, value: Any, depth: int) -> None:
-        """Its attributes, which may be those of its class until they are set, and its methods."""
+        """Visits attributes, which may be those of the class until they are set, and methods."""
         defaults = {
             name: x
             for base in _bases_of_users(type(value))[::-1]

@@ -75,7 +75,9 @@ def end_outcome() -> StepOutcome:
 
 
 def error_outcome(error: BaseException) -> StepOutcome:
-    """That of an error: its type and its text, without what differs between processes."""
+    """Returns the outcome of an error: its type and text, without parts that differ between
+    processes.
+    """
     text = f"{type(error).__name__}: {one_line(without_addresses(str(error)), _MAX_TEXT)}"
     return StepOutcome((Leaf("", digest_of(text), f"raised {text}"),), True)
 

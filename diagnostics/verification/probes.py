@@ -85,7 +85,7 @@ class Witness:
         self.counts = {**counts, **self.counts}
 
     def begin_again(self) -> None:
-        """The same elements come once more."""
+        """Prepares for the same elements once more."""
         self._orders = {}
 
     @property

@@ -98,7 +98,7 @@ class Subject:
         return iterate(self.stream)
 
     def open_as_given(self) -> Any:
-        """That which its user would have: of a ``DataLoader``, one with states of its own."""
+        """Returns the user's iterator: of a ``DataLoader``, one with states of its own."""
         return iter(self.pipeline) if self._is_loader else self.open()
 
     @property

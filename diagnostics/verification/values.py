@@ -231,7 +231,7 @@ def _of_parts(
     name: str = "",
     content: bytes = b"",
 ) -> Iterator[Leaf]:
-    """A container: a leaf for itself, and those of its parts; one for all of them together if there
+    """Yields a leaf for a container, and those of its parts; one for all of them together if there
     are many.
     """
     kind, here = name or _name(type(value)), (*above, id(value))

@@ -118,7 +118,7 @@ def history_of(
 
 
 def _of_records(pipeline: Any, provenance: Provenance, row: int | None) -> RowHistory:
-    """Of a row of a stream."""
+    """Returns the history of a row of a stream."""
     if row is None and len(provenance.rows) > 1:
         return RowHistory([], "It is made of several rows: look at one of them.")
     records = provenance.rows[row or 0].records if (row or 0) < len(provenance.rows) else []

@@ -106,7 +106,7 @@ class Outputs:
         return self._waited_for(lambda: self._provenance(seen), lambda: seen.provenance)
 
     def _provenance(self, seen: Seen) -> Provenance | str:
-        """In the thread of the pipeline."""
+        """Returns the lineage, in the thread of the pipeline."""
         if seen.provenance is None:
             output, is_indexed = seen.output, isinstance(self.pipeline, MapDataset)
             try:
@@ -156,7 +156,7 @@ class Outputs:
             return Waiting(self._steps.reached) if result is None else result
 
     def _read(self, step: Step) -> Seen | None:
-        """In the thread of the pipeline."""
+        """Reads a step, in the thread of the pipeline."""
         output = self._steps.output(step, time.monotonic() + _READ_SECONDS)
         if output is None:
             return None

@@ -67,7 +67,7 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = HOST, self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone away is no reason to print anything."""
+        """Prints nothing if a browser has closed the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):

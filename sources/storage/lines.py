@@ -176,7 +176,7 @@ class LineStarts:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (8 bytes a line may be more than there is memory)
 
     def add(self, piece: np.ndarray) -> None:
-        """The text continues with these bytes (``uint8``)."""
+        """Adds the next bytes of the text (``uint8``)."""
         for start in range(0, len(piece), _PIECE_BYTES):
             part = piece[start : start + _PIECE_BYTES]
             if len(self._held):
