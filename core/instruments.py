@@ -1,4 +1,4 @@
-"""Puts a function between an object of ours and those who call one of its methods. No other object
+"""Puts a function between an object of ours and the callers of one of its methods. No other object
 of its class is changed.
 
 An object that can be observed that way has a method that takes the hooks, such as

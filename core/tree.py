@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from gristmill.core.node_types import register_expected
 
-Structure: TypeAlias = Any  # hashable and comparable; what it is depends on who flattened
+Structure: TypeAlias = Any  # hashable and comparable; its type depends on the library
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:

@@ -147,7 +147,7 @@ def svg_picture(width: float, height: float, label: str, parts: Sequence[str]) -
     Args:
         width: in pixels, as ``height``.
         height: of the picture.
-        label: what it is, for those who do not see it.
+        label: what it is, for screen readers.
         parts: elements of SVG, which may use the classes of the style and the marker ``gm-arrow``.
     """
     return "\n".join(

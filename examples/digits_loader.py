@@ -4,7 +4,7 @@ batched.
     python examples/digits_loader.py   # draws ten scans as five epochs deliver them
 
 The 1,797 scans of handwritten digits that ship with scikit-learn are written once, and one of the
-files is damaged then, as a bad disk does it: the loader passes over the record that cannot be read,
+files is damaged then, as a bad disk does it: the loader skips the record that cannot be read,
 within a budget. Noise and shifts come from a random generator that each record has of its own,
 another one in every epoch: a loader that begins in the middle makes the same batches.
 `train_digits.py` trains on this one.

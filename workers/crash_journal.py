@@ -13,7 +13,7 @@ import os
 import struct
 from typing import NamedTuple
 
-_ENTRY = struct.Struct("<qqq")  # who, plus 2, so that 0 means no reader; start; stop
+_ENTRY = struct.Struct("<qqq")  # the reader, plus 2, so that 0 means no reader; start; stop
 _NUM_ENTRIES = 128
 LOG_BYTES = _NUM_ENTRIES * _ENTRY.size
 _NUM_OWN = 32  # of the thread that the worker runs in; the others are for threads that work ahead

@@ -2,8 +2,8 @@
 
 Guarantees, besides those of ``WorkerProcess``:
 
-1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that there
-   will be none, because the actor, its node or the object has been lost, or ``WorkerSilent``.
+1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that it
+   will not come, because the actor, its node or the object has been lost, or ``WorkerSilent``.
 2. A message is the consumer's when it is returned. The actor learns of it later, at the latest
    ``_LATE_SECONDS`` after this has begun to wait for more, and at once where it may need to know.
 """

@@ -1,4 +1,4 @@
-"""The pools of this process: who may use them again, and when they end.
+"""The pools of this process: their reuse, and when they end.
 
 Guarantees:
 

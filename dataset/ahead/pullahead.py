@@ -241,7 +241,7 @@ class PullAhead(PullingClient):
         deadline = time.monotonic() + seconds
         while self._may_be_inside() and (left := deadline - time.monotonic()) > 0:
             self._left.wait(min(left, _LOOK_SECONDS))
-        self._left.set()  # for others who wait
+        self._left.set()  # for other threads that wait
 
     def close(self, seconds: float) -> None:
         """Stops the thread and closes the iterator, as soon as the thread is out of it; waits for

@@ -59,8 +59,8 @@ def are_parallel(ds: Any, other: Any) -> bool:
 
 
 def may_share_records(ds: Any, other: Any) -> bool:
-    """True if both may have a record. It is told by the objects: two sources that read the same
-    files are two.
+    """True if both may have a record. The objects decide: two sources that read the same files are
+    two.
     """
     if {id(data) for data in _data(ds)}.isdisjoint([id(data) for data in _data(other)]):
         return False

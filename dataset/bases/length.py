@@ -63,7 +63,7 @@ def dataset_length(ds: Any) -> Length:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is something else.
 
     Example:
         >>> from gristmill.dataset import MapDataset

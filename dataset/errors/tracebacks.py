@@ -1,4 +1,4 @@
-"""Tracebacks without the frames of the library: of an error in his code, a user sees his own
+"""Tracebacks without the frames of the library: of an error in their code, users see their own
 lines.
 """
 

@@ -19,7 +19,7 @@ class LaneBudgets:
     Args:
         tolerances: of the stages upstream.
         states: returns the state of every lane after what was delivered.
-        told: a function called with the name of a stage, and how many more elements it has skipped.
+        told: called with the name of a stage, and how many more elements it has skipped.
         is_common: true if every lane reads all elements, so that the faults of one are those of
             all.
     """

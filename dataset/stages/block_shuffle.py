@@ -85,7 +85,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
             x = x.element
         return x
 
-    # What those ask who keep blocks (see ``kept``).
+    # Called by readers that keep blocks (see ``kept``).
 
     def span(self, index: int) -> range:
         order = self._current_order()

@@ -1,4 +1,4 @@
-"""The server of the pages: on the loopback address, for all who know the address that it prints.
+"""The server of the pages: on the loopback address, for all that know the address that it prints.
 
 Guarantees:
 

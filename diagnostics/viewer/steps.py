@@ -61,7 +61,7 @@ class Output:
 class Steps(Protocol):
     """All outputs of a pipeline."""
 
-    it: Any  # an iterator of it, for those who want to know what a thread waits for
+    it: Any  # an iterator of it, to find what a thread waits for
 
     @property
     def length(self) -> int | None:

@@ -63,7 +63,7 @@ def renamed(path: Path) -> Iterator[BinaryIO]:
     start = part.name.removesuffix(f"{token}.part")
     for left in path.parent.glob(f"{glob.escape(start)}*.part"):
         with contextlib.suppress(OSError), left.open("rb+") as file:
-            # who wrote it has died, or it would have the lock
+            # its writer has died, or it would have the lock
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
     try:
@@ -146,5 +146,5 @@ def _has_lock(descriptor: int, name: Path) -> bool:
             raise
     try:
         return os.path.samestat(os.fstat(descriptor), name.stat())
-    except FileNotFoundError:  # removed by who had the lock, before it was ours
+    except FileNotFoundError:  # removed by the previous owner of the lock
         return False

@@ -168,7 +168,7 @@ class Run:
 
     def damage(self, number, value):
         """A state that is not one is refused, or leads somewhere, but never half applied."""
-        if "user" in self.names:  # who may apply half of it
+        if "user" in self.names:  # which may apply half of it
             return
         TROUBLE.arm(0, Transient)
         before = json.dumps(self.it.get_state())

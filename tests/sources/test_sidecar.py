@@ -1,4 +1,6 @@
-"""Arrays noted beside files: what is read, who makes them, and what is made again or refused."""
+"""Arrays noted beside files: reads, the process that makes them, and what is made again or
+refused.
+"""
 
 import json
 import logging

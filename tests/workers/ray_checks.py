@@ -247,7 +247,7 @@ def test_an_element_that_kills_and_one_that_hangs():
     waiter.join()
     it = iter(ds)
     start = it.get_state()
-    for _ in range(2):  # the second time from where others are, who do not answer
+    for _ in range(2):  # the second time from where others are, which do not answer
         assert [next(it) for _ in range(5)] == [*range(5)]
         wait_until(
             lambda: any("threading.Event().wait()" in worker.stacks() for worker in it.pool.workers)
