@@ -121,7 +121,7 @@ class Outputs:
         return seen.provenance
 
     def stage(self, seen: Seen, row: int | None, number: int) -> StageResult | None:
-        """Returns one of the stages of a story, if it is in the history."""
+        """Returns a stage of the history of a row, if it has been computed."""
         history = seen.histories.get(row)
         return (
             history.stages[number] if history is not None and number < len(history.stages) else None

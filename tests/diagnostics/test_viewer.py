@@ -274,7 +274,7 @@ def test_the_story_of_a_row_ends_with_the_row(ds):
         while isinstance(found := seen.at(Step(3)), Waiting):
             pass
         for row in range(3):
-            while isinstance(story := seen.story(found, row), Waiting):
+            while isinstance(story := seen.history(found, row), Waiting):
                 pass
             last = [stage.element for stage in story.stages if not stage.is_same][-1]
             np.testing.assert_equal(last["image"], found.output.element["image"][row])
