@@ -192,7 +192,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     def passed_over(self) -> str:
         """The number of faults that were skipped, by stage; empty if there were none."""
         parts = ", ".join([f"{num:,} by {step}" for step, num in self.faults.items()])
-        return f"faults passed over: {parts}" if parts else ""
+        return f"faults skipped: {parts}" if parts else ""
 
     @property
     def drawn(self) -> str:

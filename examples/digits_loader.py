@@ -132,8 +132,7 @@ def main() -> None:
     for _ in range(len(source) // args.batch_size):
         next(batches)
     print(
-        f"in an epoch {batches.faults().total} record is passed over:"
-        f" {batches.faults().last[0].error}"
+        f"in an epoch {batches.faults().total} record is skipped: {batches.faults().last[0].error}"
     )
     state = batches.get_state()
     again = iter(make_loader(source, batch_size=args.batch_size, seed=args.seed))

@@ -264,7 +264,7 @@ def _check_shuffle(step: Any) -> None:
         raise ValueError(
             f"dataset must not be shuffled with a buffer, got shuffle(buffer_size={buffer_size}):"
             " the library loses what is in it when it is resumed. Shuffle the files alone with"
-            " dataset.shuffle(seed=..., buffer_size=1), and the examples behind it:"
+            " dataset.shuffle(seed=..., buffer_size=1), and the examples after it:"
             f" HuggingFaceIterDataset(dataset).window_shuffle({buffer_size}, seed=...)"
         )
     generator = getattr(step, "generator", None)

@@ -263,7 +263,7 @@ class JsonlSource(ShardedSource[Any]):
                 f" ({error}): {content[:40]!r}"
             )
             first = self._part(number, start) if self._is_compressed[number] else start + offset
-            remedy = "Repair the line, or leave out what fails with tolerate()"
+            remedy = "Repair the line, or skip what fails with tolerate()"
             raise damaged(self._files.paths[number], first, what, remedy) from error
 
     def _line_text(self, number: int, start: int) -> str:
@@ -296,7 +296,7 @@ class JsonlSource(ShardedSource[Any]):
 def _null(path: str, record: str) -> DamagedFileError:
     return DamagedFileError(
         f"{path} has null in {record}: None means that an element is missing. Write another value "
-        "there, give a parse that returns one, or leave out what fails with tolerate()"
+        "there, give a parse that returns one, or skip what fails with tolerate()"
     )
 
 

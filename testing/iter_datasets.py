@@ -28,7 +28,7 @@ _ITERATORS = Law(
     "Derive the class of the iterator from gristmill.DatasetIterator.",
 )
 _INDEPENDENT = Law(
-    "every iterator gives the same elements from the beginning, whatever others do",
+    "every iterator gives the same elements from the beginning, regardless of others",
     "Keep what changes in the iterator, nothing in the dataset, and draw no random numbers but from"
     " a seed.",
 )

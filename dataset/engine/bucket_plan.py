@@ -285,7 +285,7 @@ def base_of(ds: MapDataset[Any]) -> MapDataset[Any]:
 
 def _epochs_differ(ds: MapDataset[Any], how: str) -> ValueError:
     return ValueError(
-        f"bucket_batch needs the same elements in every epoch, in whatever order, but {ds} has"
+        f"bucket_batch needs the same elements in every epoch, in any order, but {ds} has"
         f" others ({how}). Take a part of a dataset before it is shuffled, ds[:n].shuffle(), not"
         " after; make batches of every component of a mixture, and mix these; or use"
         " to_iter_dataset().bucket_batch(length_fn, ...)"

@@ -170,7 +170,7 @@ def names_lost(saved: Any) -> list[str]:
 def needed(names: Sequence[str], owner: object) -> StateMismatchError:
     """Return the error of a mixture that lacks components whose elements are held downstream."""
     return StateMismatchError(
-        f"a step behind {owner} holds elements of components that the mixture does not have any"
+        f"a stage after {owner} holds elements of components that the mixture does not have any"
         f" more, {names!r:.200}, and it is not known which others it holds: it fills itself again,"
         " which needs them. Keep them in the mixture, with the weight 0 in a Schedule, until these"
         " elements have come; then they can be dropped"

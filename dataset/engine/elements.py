@@ -156,7 +156,7 @@ class Numbered(Layer):
     def merge(self, states: Any) -> Any:
         key = self.keys[1]
         if isinstance(states, Mapping):
-            raise StateMismatchError(f"states of single datasets do not tell the {key} of {self}")
+            raise StateMismatchError(f"states of single datasets do not have the {key} of {self}")
         counts = {state_count(state, key, self) for state in states}
         if len(counts) != 1:
             raise StateMismatchError(

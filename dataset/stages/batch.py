@@ -66,7 +66,7 @@ class BatchMapDataset(BlockMapDataset[T]):
         sparse = dropping_steps(parent)
         if sparse:
             raise ValueError(
-                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index"
+                f"cannot batch after {sparse[0]}: it may drop elements, and batches by index"
                 " would have holes. Call to_iter_dataset() before batch()."
             )
         self._parent_length = len(parent)

@@ -97,7 +97,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         super().__init__(parent)
         if sparse := dropping_steps(parent):
             raise ValueError(
-                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index"
+                f"cannot batch after {sparse[0]}: it may drop elements, and batches by index"
                 " would have holes. Call to_iter_dataset() before bucket_batch(), with a function"
                 " that gives the length of an element"
             )
@@ -238,8 +238,8 @@ def _lengths_of(base: MapDataset[Any], lengths: Any) -> Lengths:
     found = lengths if isinstance(lengths, Lengths) else Lengths(lengths)
     if len(found) != len(base):
         raise ValueError(
-            f"lengths must have one length for each element of {base}, {len(base)}, whatever part"
-            f" of them is used and in whatever order, got {len(found)}"
+            f"lengths must have one length for each element of {base}, {len(base)}, for any part"
+            f" of them and any order, got {len(found)}"
         )
     return found
 

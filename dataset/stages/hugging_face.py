@@ -232,9 +232,9 @@ class Examples(Reading):
             # A generator of Python that has raised is at its end, and the library's state is before
             # what failed.
             raise NotImplementedError(
-                f"{self} cannot move past what failed: the library cannot. Do what may fail behind"
-                " it, by .map(...) of the pipeline, where skip_failed() and tolerate() go past it;"
-                " leave out damaged files when the data set is loaded"
+                f"{self} cannot move past what failed: the library cannot. Do what may fail in"
+                " a stage after it, such as .map(...), where skip_failed() and tolerate() work;"
+                " skip damaged files when the data set is loaded"
             ) from error
 
     def close(self) -> None:
@@ -323,8 +323,8 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
         # The answer of every stage that does not know it (see ``spec_of``): one that is wrong for
         # some rows would be worse.
         raise NotImplementedError(
-            f"{self} cannot say what its examples look like: features do not tell where values are"
-            " missing, nor how long lists are. Put a map with an output_spec of its own behind it"
+            f"{self} cannot say what its examples look like: features do not say where values are"
+            " missing, nor how long lists are. Put a map with an output_spec of its own after it"
             " that needs no input_spec"
         )
 

@@ -106,7 +106,7 @@ TIME = Family(
 FAULTS = Family(
     "counter",
     "gristmill_faults",
-    "Elements that a step that tolerates faults has passed over.",
+    "Elements that a stage with tolerate has skipped.",
     _STAGE,
 )
 RESTARTS = Family(

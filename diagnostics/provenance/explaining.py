@@ -169,7 +169,7 @@ class _Subject:
             try:
                 if it._gm_has_gaps():
                     raise NotImplementedError(
-                        f"{_holes_of(stream)} leaves out elements, so that steps are no indices"
+                        f"{_holes_of(stream)} drops elements, so that steps are no indices"
                     )
                 set_next_index(it, step)
             except IndexError:

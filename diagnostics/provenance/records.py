@@ -128,7 +128,7 @@ class Provenance:
         lines: list[tuple[str, Record | None]] = []
         for i, row in enumerate(self.rows):
             lines += [(str(i), record) for record in row.records] or [(str(i), None)]
-        lines += [("passed over", record) for record in self.faults]
+        lines += [("skipped", record) for record in self.faults]
         columns = {name: [_cell(record, name) for _, record in lines] for name in _COLUMNS}
         names = [name for name, cells in columns.items() if any(cells)]
         return ["row", *names], [

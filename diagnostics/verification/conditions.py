@@ -341,7 +341,9 @@ class OwnWorkers(_ByWorkers):
     def _stream(self, subject: Subject) -> Any:
         stream = subject.with_own_workers(self.num_workers)
         if stream is None:
-            raise CannotRunError("it has none, or so many, or their number decides what it gives")
+            raise CannotRunError(
+                "it has no workers, or already this number, or their number decides what it gives"
+            )
         return stream
 
 

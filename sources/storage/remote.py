@@ -630,7 +630,7 @@ def _check(path: str, before: Found, now: Found) -> None:
     if now.version != before.version:
         raise changed(
             without_query(path),
-            f"its version was {before.version or 'not told'} and is {now.version or 'not told'}",
+            f"its version was {before.version or 'unknown'} and is {now.version or 'unknown'}",
         )
 
 

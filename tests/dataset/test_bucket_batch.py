@@ -435,7 +435,7 @@ def test_wrong_arguments():
     ):
         assert_raises(error, match, ds.bucket_batch, *args, **options)
     assert_raises(
-        ValueError, "may leave out elements", ds.filter(bool).bucket_batch, [1] * 4, [1], **two
+        ValueError, "may drop elements", ds.filter(bool).bucket_batch, [1] * 4, [1], **two
     )
     assert_raises(
         ValueError, "is endless: call repeat", ds.repeat().bucket_batch, [1] * 4, [1], **two

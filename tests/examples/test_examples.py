@@ -80,7 +80,7 @@ def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
     assert re.search("resuming after step (32|64)", output)  # 64 may be on its way
     assert SAME in output
     assert accuracy_in(output) > 90
-    passed_over = re.findall(r"(\d+) of (\d+) records passed over", output)
+    passed_over = re.findall(r"(\d+) of (\d+) records skipped", output)
     assert passed_over == 2 * [passed_over[0]]  # the counts are in the checkpoint
     assert int(passed_over[0][0]) in (7, 8)
     assert len(set(re.findall(r"final parameters (\w+)", output))) == 1
@@ -119,7 +119,7 @@ def test_a_loader_of_digits_goes_on_at_a_position(tmp_path: Path) -> None:
     output = run_example("digits_loader.py", "--out", tmp_path)
     assert "1437 records of 65 bytes in 4 files" in output
     assert re.search(
-        r"in an epoch 1 record is passed over: .*cannot read record 39 of .*train-00002-of-00004",
+        r"in an epoch 1 record is skipped: .*cannot read record 39 of .*train-00002-of-00004",
         output,
     )
     assert "the next batch, and that of a new loader at its position: bit-identical" in output
@@ -270,7 +270,7 @@ def test_both_verdicts_and_the_same_batches(tmp_path):
         output.splitlines()[-1],
     )
     (faults,) = re.findall(
-        r"^(\d+) of 128 photos passed over: OSError: image file is truncated \(.*\)$",
+        r"^(\d+) of 128 photos skipped: OSError: image file is truncated \(.*\)$",
         output,
         re.MULTILINE,
     )
