@@ -267,4 +267,4 @@ def test_options_say_what_they_want():
     )
     with within(MapDataset.range(9).map(str).to_iter_dataset(ReadOptions(99, 100))) as it:
         next(it)
-        assert it._ctx.budget.max_threads == 99  # a number that a step was given holds
+        assert it._ctx.budget.max_threads == 99  # the number given to a stage holds

@@ -23,7 +23,7 @@ def kept_at(*positions):
     return frozenset(positions).__contains__
 
 
-# How the pipeline filters: on the way (a step of the stream), or before it became a stream.
+# How the pipeline filters: as a stage of the stream, or before it became a stream.
 PLACES = {
     "iter": lambda keep, n, options: MapDataset.range(n).to_iter_dataset(options).filter(keep),
     "map": lambda keep, n, options: MapDataset.range(n).filter(keep).to_iter_dataset(options),
@@ -158,7 +158,7 @@ def test_when_it_warns(place, caplog):
 
 @each_place
 def test_blocks_of_blocks_do_not_swallow_the_error(place):
-    """A block that fails is taken again by every step behind it: the error is to come again, until
+    """A block that fails is taken again by every downstream stage: the error must come again, until
     the user has it.
     """
     shuffled = lambda ds: ds.window_shuffle(3, seed=0).batch(2)  # noqa: E731

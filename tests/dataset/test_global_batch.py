@@ -375,7 +375,7 @@ def failing(at, **more):
 
 @pytest.mark.parametrize("num_workers", [0, 2, None])
 def test_errors_come_in_their_turn_and_can_be_skipped(num_workers):
-    """Also where hosts look ahead, and have to agree: what comes before them is delivered, and they
+    """Also where hosts look ahead, and have to agree: elements before them are delivered, and they
     count as steps.
     """
     agrees = {"shard_options": ShardOptions(0, 2), "agree": lambda num: num, "agree_every": 5}

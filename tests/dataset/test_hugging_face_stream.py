@@ -145,7 +145,7 @@ def in_epoch(ds, epoch):
 
 
 def random_stream(seed, folder):
-    """A stream of some steps, and their names; ``None`` if the library does not have it."""
+    """A stream of some stages, and their names; ``None`` if the library does not have it."""
     rng = random.Random(seed)
     names = [rng.choice(KINDS)]
     ds = source(names[0], folder)
@@ -222,7 +222,7 @@ def test_every_join_is_resumed_exactly(join, folder):
         )
         check_resumes_exactly(HuggingFaceIterDataset(ds), join, some)
     # Shards of what gives tables in part may give nothing else, which the library does not expect
-    # behind a step.
+    # downstream of a stage.
     ds = STEPS["shuffle_files"](ds.map(with_y), None)
     check_resumes_exactly(HuggingFaceIterDataset(ds), join, some)
 

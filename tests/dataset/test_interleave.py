@@ -485,7 +485,7 @@ class TestErrors:
                 assert next(it) == x
                 states.append(it.get_state())
             assert next(it, "end") == "end"
-            for i, state in enumerate(states, k):  # also behind it the file is not opened
+            for i, state in enumerate(states, k):  # also after it the file is not opened
                 for again in (it, iter(ds)):
                     again.set_state(through_json(state))
                     assert list(again) == expected[i:]

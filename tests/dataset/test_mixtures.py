@@ -419,7 +419,7 @@ def test_what_is_gone_is_dropped_by_name(tmp_path):
     assert_raises(StateMismatchError, "CheckpointRestore", handler.restore, tmp_path, iter(left))
     arguments = gristmill.checkpoint.CheckpointRestore(iter(left), drop={"c"})
     assert handler.restore(tmp_path, args=arguments).counts().keys() == {"a", "b"}
-    # Of what is held behind another step that holds elements it is not known whose it is.
+    # The component of elements held downstream of another stage that holds elements is not known.
     packed = iter(STEPS["windows in bins"](mixture({"a": 1, "b": 1, "c": 2})))
     next(packed)
     other = iter(STEPS["windows in bins"](left))

@@ -303,7 +303,7 @@ def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
     alone = iter(ds)
     alone.set_state(state)
     assert [*alone] == [str(x) for x in range(13, 30)]
-    # Options behind an interleave act in the workers.
+    # Options downstream of an interleave act in the workers.
     strict = WithOptionsIterDataset(
         InterleaveIterDataset(
             [MapDataset.range(3000).to_iter_dataset().filter(lambda x: x < 5)] * 2, cycle_length=2

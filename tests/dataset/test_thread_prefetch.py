@@ -108,7 +108,7 @@ def test_the_dataset_and_its_arguments():
     seeded = numbers(4).seed(1)
     ds = ThreadPrefetchIterDataset(seeded, prefetch_buffer_size=2)
     assert str(ds) == "ThreadPrefetchIterDataset(prefetch_buffer_size=2)"
-    # it is a step for seeds
+    # it is a stage for seeds
     assert ds._default_seed == seeded.map(str)._default_seed != seeded._default_seed
     assert list(ThreadPrefetchIterDataset(MapDataset.range(4), prefetch_buffer_size=2)) == [
         0,

@@ -391,7 +391,8 @@ def check_story(folder, count, *args):
         rows += [
             line.split()[2] for line in (folder / "undisturbed" / log).read_text().splitlines()[:-1]
         ]
-    assert len(set(rows)) == 40 * count  # everybody has other rows, and other ones in every step
+    # every process has other rows, and other ones in every step
+    assert len(set(rows)) == 40 * count
 
 
 @pytest.mark.slow

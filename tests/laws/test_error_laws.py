@@ -70,7 +70,7 @@ def streamed(make):
 
 
 def following(make):
-    """The stage behind a stream of the integers below N."""
+    """The stage over a stream of the integers below N."""
     return lambda b, o: make(plain_range(o), b)
 
 
@@ -358,7 +358,7 @@ UPSTREAM = {  # of elements, by threads or not, from a dataset of records
 
 @pytest.mark.parametrize("upstream", UPSTREAM)
 def test_what_a_source_gives_is_delivered_and_it_is_asked_once_for_each(upstream):
-    """Also behind stages that take blocks, if records are read by one thread, or none;
+    """Also downstream of stages that take blocks, if records are read by one thread, or none;
     ``StopIteration`` is the end.
     """
     modes = {"direct": DIRECT, "one": ReadOptions(1, 8), "far_ahead": ReadOptions(1, 64)}
@@ -452,9 +452,7 @@ def test_random_access_reports_errors_and_goes_on(stage):
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 def test_the_first_error_of_a_block_is_that_of_the_first_element(options):
-    """Two steps fail at different elements: the step that comes first in the pipeline must not
-    win.
-    """
+    """Two stages fail at different elements: the one upstream must not win."""
 
     def failing(error, elements):
         def step(x):

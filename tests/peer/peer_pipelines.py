@@ -238,7 +238,7 @@ class Pipelines(random.Random):
         return "" if is_left_out else f"seed={self.seed_number()}"
 
     def element_step(self, node, name):
-        """A step of one element after the other, that both kinds of dataset have."""
+        """A stage that processes elements one by one, that both kinds of dataset have."""
         if name == "map":
             facts = {"fail_sometimes": ["failing"], "none_of_three": ["sparse"]}
             fn = (

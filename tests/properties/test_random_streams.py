@@ -66,7 +66,7 @@ class Run:
         self.names = names(tree)
         # a zip that is not strict and has ended
         if {"zip", "fail"} <= self.names and not self.names.isdisjoint(ELSEWHERE):
-            # asks those again that had not, where its place is restored behind what failed
+            # asks those again that had not, where its place is restored after the failed element
             assume(False)
         self.has_gaps = has_gaps(tree)
         # A cache skips the same elements in later epochs, a user's iterator does not know how to

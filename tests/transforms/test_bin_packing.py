@@ -233,7 +233,7 @@ def test_meta_features_first_tokens_and_dtypes():
     joined = Concatenation([Target("a", 4, bos_id=99), Target("b", 4)])
     for a, b in [([1, 2], [5]), ([], [6, 7]), ([3, 4], [])]:
         assert joined.add([np.array(a, np.int64), np.array(b, np.int64)], [0, 0]) is None
-    # the one without tokens would have written behind the end
+    # the one without tokens would have written past the end
     assert row(joined)["a"] == [99, 2, 99, 4]
     assert row(joined)["b"] == [5, 6, 7, 0]
     wrong = [Target("a", 4, bos_id=300)]
