@@ -74,7 +74,7 @@ class NullCounts:
     """The numbers of missing values in the columns of the row groups, from the statistics in a
     footer.
 
-    Row groups are read as far as somebody asks for them: about 8 µs for each column of each row
+    Row groups are read when they are requested: about 8 µs for each column of each row
     group.
     """
 

@@ -165,8 +165,8 @@ class TFRecordFile:
         return records, [offset + begin for begin in begins]
 
     def check_begin(self, offset: int) -> None:
-        """Raises ``StateIndexError`` if no record begins at ``offset``, which somebody else has got
-        from somewhere.
+        """Raises ``StateIndexError`` if no record begins at ``offset``, which comes from a
+        state.
         """
         if not offset:
             return
@@ -211,8 +211,8 @@ class TFRecordFile:
         record is cut off.
 
         Raises:
-            ValueError: the length of the record is damaged, so that nobody knows where the next one
-                begins.
+            ValueError: the length of the record is damaged, so the beginning of the next one is
+                unknown.
         """
         header = self._bytes(offset, _HEADER.size, _HEADER.size)
         if len(header) < _HEADER.size:

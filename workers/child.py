@@ -197,7 +197,7 @@ class Connection(Protocol):
     # states, whether to skip an element, how to continue
     start: tuple[dict[int, Any], bool, Quarantine | None] | None
     is_for_another: bool  # the start, than the ones before were
-    calls: list[bytes]  # functions that nobody has called yet
+    calls: list[bytes]  # functions that were not called yet
     # of lanes: states of more lanes, and lanes to leave
     changes: list[tuple[dict[int, Any], Sequence[int]]]
 

@@ -81,7 +81,7 @@ class IteratorContext:
 
     @property
     def known_budget(self) -> Budget | None:
-        """That, unless nobody has asked for it yet."""
+        """Return the budget, or ``None`` if it was never requested."""
         if self.lender is not None:
             return self.lender.known_budget
         return self.outermost._budgets.get(os.getpid())

@@ -49,7 +49,7 @@ def check_number(found: int, expected: int) -> None:
 
 
 def given_out(elements: list[Any]) -> Iterator[Any]:
-    """Returns an iterator over ``elements``, a list that nobody else has, which it empties."""
+    """Returns an iterator over ``elements``, a list without other references, which it empties."""
     elements.reverse()
     return map(list.pop, repeat(elements, len(elements)))
 

@@ -32,7 +32,7 @@ class Infinite(Value):
 
 
 class Unknown(Value):
-    """Nobody knows before it has been read."""
+    """Length that is known only after all elements were read."""
 
 
 Length: TypeAlias = Exact | AtMost | Infinite | Unknown
@@ -55,9 +55,9 @@ def dataset_length(ds: Any) -> Length:
     """Returns how many elements ``ds`` delivers, as far as its steps tell without reading any.
 
     ``Exact(num)``: that many; ``len`` of a stream gives it then. ``AtMost(num)``: that many or
-    fewer, as after a filter. ``Infinite()``: it does not end. ``Unknown()``: nobody knows before it
-    has been read. The classes are in ``gristmill.lengths``. A function of ``map`` that leaves out
-    elements by ``None`` is not looked into: they are counted.
+    fewer, as after a filter. ``Infinite()``: it does not end. ``Unknown()``: the length is known
+    only after all elements were read. The classes are in ``gristmill.lengths``. Elements that a
+    function of ``map`` leaves out by ``None`` are counted.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.

@@ -112,7 +112,7 @@ class DatasetNode(Node):
     _gm_shared_by_threads: ClassVar[tuple[str, ...]] = ()
     _gm_makes_batches = False  # whether an element has a row for each of those that it is made of
     _gm_takes_apart = False  # an element of its parent may become several
-    # whether a function decides, of which nobody knows it without calling it
+    # whether a function, which has to be called, decides if an element is there
     _gm_may_leave_out = False
     # which faults of the steps before it are passed over (see ``gristmill.dataset.faults``)
     _gm_tolerance: Any = None
@@ -381,5 +381,5 @@ def may_leave_out(ds: Any) -> bool:
 
 
 def is_of_library(stage: Any) -> bool:
-    """True if ``stage`` is of a class of this library: of a subclass, nobody knows what it does."""
+    """True if ``stage`` is of a class of this library: the behaviour of a subclass is unknown."""
     return type(stage).__module__.partition(".")[0] == "gristmill"

@@ -1,7 +1,7 @@
 """Observation of a pipeline from outside: the hooks that stages offer to an observer, and their
 reports.
 
-Nothing of this is called as long as nobody observes, and nothing is asked for each element. An
+Nothing of this is called without an observer, and nothing is asked for each element. An
 observer
 
 1. gives an object an instrument (``_gm_set_instrument``): a function that is called in place of the
@@ -170,7 +170,7 @@ def let_observe(
     hired: Callable[[Any], None] | None = None,
     waits: BudgetWaits | None = None,
 ) -> None:
-    """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was
+    """Attaches an observer to an iterator that has been made; with ``None`` alone it is as it was
     before.
     """
     it._gm_set_instrument(wrap)

@@ -2,7 +2,7 @@
 
 A *twin* of a pipeline is the same pipeline over ``Traced`` elements. Stages that pass elements on
 are its own, with their own code and states; those with a function have one that makes a ``Traced``
-of a ``Traced``, and calls the user's function only if somebody asks for the element. A stage tells
+of a ``Traced``, and calls the user's function only if the element is requested. A stage tells
 its twin by ``_gm_traced(tracing)``.
 """
 
@@ -165,10 +165,10 @@ class Tracing:
         self.is_exact = is_exact
         self.assumes = False  # that some function leaves out nothing
         self.computes = False  # functions are called at once, so that they fail in their stages
-        self.faults: list[LineageRecord] = []  # records that were passed over
+        self.faults: list[LineageRecord] = []  # records that were skipped
 
     def note_faults(self, rows: Rows) -> None:
-        """Notes that these records were passed over."""
+        """Note that these records were skipped."""
         self.faults += [piece for row in rows for piece in row if piece not in self.faults]
 
     def note_fault(self, error: Exception) -> None:

@@ -364,8 +364,8 @@ class Stream(Observable):
         """Release threads and files of this stream alone."""
 
     def drop(self) -> None:
-        """Close as far as that needs no wait: nobody refers to the iterator of this stream any
-        more.
+        """Close as far as that needs no wait: no reference to the iterator of this stream
+        is left.
         """
         for stream in (self, *self.parents):
             stream.forget_run()

@@ -8,9 +8,9 @@ are called by one thread at a time. Guarantees:
    forgets what was received before: whatever a former start still sends is dropped.
 2. ``receive`` returns when its shard has an element, a failure or the end, and raises if the
    executor was closed. It waits for nothing else than a user's function or source: workers that
-   die or do not answer are noticed by whoever waits.
+   die or do not answer are noticed by the thread that waits.
 3. After an interrupt of any method, ``start`` begins again from the positions that it is given.
-4. ``rest`` does not wait: all shards have ended, or nobody uses the stream any more. ``close`` may
+4. ``rest`` does not wait: all shards have ended, or the stream is no longer used. ``close`` may
    be called by any thread, at any time and again. It waits for a limited time; what is stuck in
    a user's function after that is left behind.
 5. In a forked process, ``start`` uses new workers, and those of the other process are its own.

@@ -69,7 +69,7 @@ class LocalLanes:
         return self._num_before + sum([owner.num_received for owner in self._owners])
 
     def has_sent(self, lane: WorkerLane) -> bool:
-        """Return true if who computes a lane has sent something, so that nobody waits for it."""
+        """Return true if the owner of a lane has sent something, so that no wait is needed."""
         return bool(lane.owner.has_sent())
 
     def busy(self) -> float:
@@ -185,7 +185,7 @@ class LocalLanes:
             group.recount(count)
 
     def _targets(self) -> dict[int, Any] | None:
-        """Return who is to compute each lane that runs; ``None`` if nobody can yet."""
+        """Return the worker that should compute each lane; ``None`` if no worker is up yet."""
         up = [i for i, group in enumerate(self._groups[: self._num_wanted]) if group.is_up]
         if not up and (self._num_wanted or self._here is None):
             return None
@@ -211,7 +211,7 @@ class LocalLanes:
         )
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Let the least busy workers compute these lanes, which nobody computes."""
+        """Let the least busy workers compute these lanes, which have no owner."""
         for number in numbers:
             lane = self.lanes[number]
             owner = lane.owner

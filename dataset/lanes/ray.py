@@ -162,7 +162,7 @@ class LanesOnRay:
         return sum([not worker.has_sent() for worker in workers]) / (len(workers) or 1)
 
     def has_sent(self, lane: WorkerLane) -> bool:
-        """Return false: nobody knows without asking the actor."""
+        """Return false: only the actor itself knows."""
         return False
 
     def text(self, lane: WorkerLane) -> str:

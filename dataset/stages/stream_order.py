@@ -127,7 +127,7 @@ def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
     if tolerances(root._gm_parents[0]):
         raise ValueError(
             "order='stream' finds elements by their index, and cannot count what tolerate of a"
-            " MapDataset passes over: call tolerate behind to_iter_dataset(), or use"
+            " MapDataset skips: call tolerate after to_iter_dataset(), or use"
             " order='workers', with num_lanes"
         )
     part, leaves_out, in_batches = (

@@ -106,7 +106,7 @@ TIME = Family(
 FAULTS = Family(
     "counter",
     "gristmill_faults",
-    "Elements that a step that tolerates faults has passed over.",
+    "Elements that tolerate has skipped or replaced.",
     _STAGE,
 )
 RESTARTS = Family(

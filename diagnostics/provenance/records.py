@@ -90,7 +90,7 @@ class Provenance:
 
     Args:
         rows: one for each row of the output, one if it is no batch; each has its ``records``.
-        faults: records that were passed over on the way, by ``tolerate``.
+        faults: records that ``tolerate`` skipped on the way.
         step: the number of the output, if that is known.
     """
 
@@ -128,7 +128,7 @@ class Provenance:
         lines: list[tuple[str, Record | None]] = []
         for i, row in enumerate(self.rows):
             lines += [(str(i), record) for record in row.records] or [(str(i), None)]
-        lines += [("passed over", record) for record in self.faults]
+        lines += [("skipped", record) for record in self.faults]
         columns = {name: [_cell(record, name) for _, record in lines] for name in _COLUMNS}
         names = [name for name, cells in columns.items() if any(cells)]
         return ["row", *names], [

@@ -460,7 +460,7 @@ def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str
     ]
     faults = len(provenance.faults)
     passed = (
-        f'<p class="soft">{faults:,} record{"s were" if faults > 1 else " was"} passed over on the'
+        f'<p class="soft">{faults:,} record{"s were" if faults > 1 else " was"} skipped on the'
         " way.</p>"
         if faults
         else ""

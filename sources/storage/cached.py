@@ -9,8 +9,8 @@ What holds when several threads and processes read through a cache (see also ``p
 1. What is read is the same as without the cache, and of one version. A file in another version, or
    of another size, is another file. One whose store reports no versions is downloaded as a whole,
    from one answer, before any of it is read.
-2. A block is fetched by one thread at a time, in all processes. Nobody waits for it for longer than
-   ``_WAIT_SECONDS``, and nobody waits who fetches something himself: after that he fetches it, too.
+2. A block is fetched by one thread at a time, in all processes. No thread waits for it for longer
+   than ``_WAIT_SECONDS``, or while it fetches a block itself: after that it fetches the block, too.
 3. Where nothing can be kept, what is read comes from the store, and one warning says so.
 """
 
@@ -449,7 +449,7 @@ class CachedFiles(Files):
     def _fetch_blocks(
         self, blocks: Sequence[Block], alone: bool = True
     ) -> tuple[dict[Block, bytes], dict[Block, Any]]:
-        """Fetches and keeps blocks, with ``alone`` those that nobody else fetches. What was
+        """Fetches and keeps blocks, with ``alone`` those that no other thread fetches. What was
         fetched, and what others do.
         """
         lock = Lock()

@@ -5,9 +5,9 @@ JSON text that is padded to a multiple of 64 bytes: the kind of the data, their 
 first and last 16 KiB, and for each array its type, where it begins after the header, and its
 length. The arrays follow, little-endian, each from a multiple of 64 bytes on.
 
-Sidecars are made once, by whoever needs them first: see the guarantees in ``once.py``. Those who
-find that one is being made turn to the next file and look again later, so processes that begin
-together divide the files among them.
+Sidecars are made once, by the first process that needs them: see the guarantees in ``once.py``.
+Processes that find that one is being made turn to the next file and look again later, so
+processes that begin together divide the files among them.
 """
 
 from __future__ import annotations
@@ -458,7 +458,7 @@ def _read_header(files: Files, number: int) -> _Header:
 
     Raises:
         _Unfit: it is a sidecar, but not a whole one of this version.
-        DamagedFileError: it is something else, which nobody may write over.
+        DamagedFileError: it is something else, which must not be overwritten.
         OSError: there is no such file, or it cannot be read.
     """
     path, size = files.paths[number], files.sizes[number]

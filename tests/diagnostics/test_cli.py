@@ -629,7 +629,7 @@ def test_words_of_positions():
         ),
         (
             numbers.map(lambda x: 1 // x).tolerate(max_rate=None).to_iter_dataset(),
-            *(1, "next index: 2 of 10 in TolerateMapDataset (20%)", "tolerated: 1 passed over"),
+            *(1, "next index: 2 of 10 in TolerateMapDataset (20%)", "tolerated: 1 fault"),
         ),
     ):
         with iter(ds) as it:
@@ -639,7 +639,7 @@ def test_words_of_positions():
     of_shards = {"global_next_index": 8, "faults": [{"total": 1, "tried": 4}]}
     assert position_lines(of_shards, None) == [
         "next index of all shards: 8",
-        "tolerated: 1 of 4 elements passed over",
+        "tolerated: 1 fault in 4 elements",
     ]
     shard = gristmill.sharding.ShardOptions(1, 3, drop_remainder=True)
     # 4 records in each epoch
