@@ -64,8 +64,8 @@ class Observer:
         self.output = OutputCounts(self._attend, self._end)
         self.max_events = 0  # see ``record``
         self.groups: dict[int, WorkerGroup] = {}  # the workers of a stage, by its number
-        self.faults: dict[str, int] = {}  # skipped elements, by the names of the stages
-        self.measures = False  # see ``measuring``; set before anything joins
+        self.faults: dict[str, int] = {}  # skipped or replaced, by stage
+        self.measures = False  # see ``measuring``; to be set before anything joins
         self.times_threads = False  # if it also measures CPU times (see ``alone``)
         self.name: str | None = None  # in metrics
         self.on_use: list[Callable[[Observer], None]] = []  # called at the first use of an iterator

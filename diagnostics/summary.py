@@ -141,8 +141,8 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         waited_ns: the consumer has waited so long.
         budgets: what is in use of the threads and the memory for what is computed ahead, in each
             process that does so.
-        faults: how many elements each stage with ``tolerate`` has skipped since it is observed, by
-            its name; only those that have.
+        faults: how many elements each stage of ``tolerate`` has skipped or replaced since it is
+            observed, by its name; only those that have.
         imports: the modules that workers import with their task for more than half a second, and
             the seconds of the slowest worker.
         decisions: the changes of the number of workers, where that is ``"auto"``, with their
@@ -192,7 +192,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     def passed_over(self) -> str:
         """The number of faults that were skipped, by stage; empty if there were none."""
         parts = ", ".join([f"{num:,} by {step}" for step, num in self.faults.items()])
-        return f"faults skipped: {parts}" if parts else ""
+        return f"faults tolerated: {parts}" if parts else ""
 
     @property
     def drawn(self) -> str:

@@ -218,7 +218,7 @@ class BagDataSource(ShardedSource[bytes]):
         """The sizes of all records, in bytes. Reads 8 bytes per record.
 
         Raises:
-            AttributeError: not known, as records are compressed.
+            AttributeError: records are compressed, so their lengths are unknown.
         """
         compressed = next((path for path in self._files.paths if path.endswith(".bagz")), None)
         if compressed is not None:

@@ -47,7 +47,7 @@ def is_columns(source: Any) -> bool:
     """True if ``source`` is a mapping of columns: a ``dict`` of which all keys are ``str``, or an
     empty one.
 
-    Mappings with a ``__getitem__`` of their own may return anything. A ``dict`` of
+    Mappings with a ``__getitem__`` of their own may return anything for a key. A ``dict`` of
     other keys, ``{0: a, 1: b}``, is a source as it is.
     """
     return (

@@ -79,7 +79,7 @@ class UnseekableFile(ForwardFile):
         try:
             data: bytes = self._file.read(size)
             self._position += len(data)
-        except BaseException:  # the position is not known any more
+        except BaseException:  # its position is unknown now
             self.close()
             raise
         return data

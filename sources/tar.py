@@ -261,7 +261,7 @@ class TarSource(ShardedSource[dict[str, Any]]):
             offset,
             f"there is no header, where its index has that of {name!r}",
             f"Copy the archive again; if it was written again, delete {index} and make the source"
-            " anew",
+            " again",
         )
 
     def close(self) -> None:

@@ -210,7 +210,7 @@ class TFRecordFile:
         if the record is cut off.
 
         Raises:
-            ValueError: the length of the record is damaged, so that the start of the next one is
+            ValueError: the length of the record is damaged, so the beginning of the next one is
                 unknown.
         """
         header = self._bytes(offset, _HEADER.size, _HEADER.size)

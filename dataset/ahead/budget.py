@@ -139,7 +139,7 @@ class Budget:
         self.num_drawn = 0  # elements
         self.tuning: ThreadTuning | None = None  # finds the number of threads that read
         self._process_id = os.getpid()
-        self.is_flexible = max_threads is None  # max_threads grows with the readers
+        self.is_flexible = max_threads is None  # more threads are started if a stage may use more
         self.max_threads, num_bytes = _part_of(max_threads, max_bytes, num_processes)
         self.memory = Memory(num_bytes)
         self.is_held_up = False  # there is no memory for what would be read next

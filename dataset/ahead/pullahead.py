@@ -119,7 +119,7 @@ class PullAhead(PullingClient):
         self._buffer_size = buffer_size
         self._budget, self._waits = budget, waits or BudgetWaits()
         self._element_bytes, self._sampling = 0.0, Sampling()
-        # One block to take from, one to be computed; but a larger buffer is filled in long blocks.
+        # One block to take from, one to be computed; a larger request is answered in long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
         self._size = 0  # elements of the block that is being computed

@@ -210,7 +210,7 @@ class Reader(_Items):
         """Compute nothing more ahead. What was computed ahead is handed out."""
         self._is_draining = True
         if (ahead := self._ahead) is not None and not ahead.is_draining:
-            with ahead.budget.lock:  # no thread begins a block after this
+            with ahead.budget.lock:  # no thread begins an element after this
                 ahead.is_draining = True
 
     @property

@@ -32,7 +32,7 @@ class Infinite(Value):
 
 
 class Unknown(Value):
-    """The length is not known before the dataset has been read."""
+    """Length that is known only after all elements were read."""
 
 
 Length: TypeAlias = Exact | AtMost | Infinite | Unknown

@@ -386,5 +386,5 @@ def may_leave_out(ds: Any) -> bool:
 
 
 def is_of_library(stage: Any) -> bool:
-    """True if ``stage`` is of a class of this library: subclasses may do anything."""
+    """True if ``stage`` is of a class of this library: the behaviour of a subclass is unknown."""
     return type(stage).__module__.partition(".")[0] == "gristmill"

@@ -37,7 +37,7 @@ class Pulled:
         stream: the stream.
         cell: where it is.
         choices: those that are known, for stages upstream; ``None`` if nothing is recorded.
-        it: the iterator of the stream, which is closed when it is not needed any more.
+        it: the iterator of the stream, which is closed when it is no longer needed.
     """
 
     def __init__(

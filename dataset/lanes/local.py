@@ -187,7 +187,7 @@ class LocalLanes:
             group.recount(count)
 
     def _targets(self) -> dict[int, Any] | None:
-        """Return the owner wanted for each lane that runs; ``None`` if none is ready yet."""
+        """Return the worker that should compute each lane; ``None`` if no worker is up yet."""
         up = [i for i, group in enumerate(self._groups[: self._num_wanted]) if group.is_up]
         if not up and (self._num_wanted or self._here is None):
             return None

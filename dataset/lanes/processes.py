@@ -262,7 +262,7 @@ class LanesOfWorker(NamedWorker):
         while self.leaving and self.is_calm and self._held is None and self.has_sent():
             try:
                 kind, number, content = self._receive()
-            except WorkerDied:  # the thread that waits for it will see that
+            except WorkerDied:  # the next wait for this worker raises it
                 self.leaving.clear()
             else:
                 self._give(next(iter(self.lanes.values())), kind, number, content)

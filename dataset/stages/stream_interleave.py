@@ -280,7 +280,7 @@ class _Members:
         return self._users.get(index) is user
 
     def leave(self, index: int, user: _User) -> None:
-        """Stops lane ``index``, unless another user has come."""
+        """Release lane ``index``, unless another user has acquired it."""
         if self._users.get(index) is user:
             del self._users[index]
             self._waiting.pop(index, None)

@@ -267,8 +267,8 @@ def _passed_over(faults: Any) -> Iterator[str]:
     """
     for counts in faults if isinstance(faults, list) else ():
         if isinstance(counts, Mapping):
-            of_tried = f" of {count_text(counts['tried'], 'element')}" if "tried" in counts else ""
-            yield f"tolerated: {number_text(counts.get('total'))}{of_tried} skipped"
+            of_tried = f" in {count_text(counts['tried'], 'element')}" if "tried" in counts else ""
+            yield f"tolerated: {count_text(counts.get('total'), 'fault')}{of_tried}"
 
 
 def _tolerated(state: Any, stage: Description) -> str:
@@ -278,7 +278,7 @@ def _tolerated(state: Any, stage: Description) -> str:
         if isinstance(faults, list) and faults and isinstance(faults[0], Mapping)
         else None
     )
-    return f"tolerated: {number_text(total)} of {count_text(state['tried'], 'element')} skipped"
+    return f"tolerated: {count_text(total, 'fault')} in {count_text(state['tried'], 'element')}"
 
 
 def _cache(state: Any, stage: Description) -> str:

@@ -92,7 +92,10 @@ def _said_of_the_pipeline() -> Iterator[None]:
         NoOutputError,
         StateMismatchError,
     ) as error:
-        raise CommandError(in_options(str(error)), 1) from error
+        text = in_options(str(error))
+        if isinstance(error, StateMismatchError):
+            text += ". `python -m gristmill state CHECKPOINT --pipeline PIPELINE` compares the two"
+        raise CommandError(text, 1) from error
 
 
 def _words(record: Record) -> str:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import re
+import sys
 import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ _MAX_STAGE = 120  # a stage is shown on one line if it is not longer
 _MAX_LINE = 1000
 _MAX_VALUE = 500  # of a parameter
 _NUM_MISSING = 8  # files that are named
+_PARAMETERS = {"num_shards": "num_lanes"}  # names in descriptions, and those in programs
 
 
 @dataclass(frozen=True)
@@ -310,13 +312,18 @@ def _stage_lines(description: Any) -> list[str]:
     branches = [_stage_lines(part) for part in parts]
     name = _plain_text(description.get("stage"))
     parameters = [
-        f"{_plain_text(key)}={_plain_text(value)}"
+        f"{_PARAMETERS.get(key) or _plain_text(key)}={_parameter_text(key, value)}"
         for key, value in description.items()
         if key not in ("stage", "parents", "components")
     ]
     text = f"{name}({', '.join(parameters)})"
     lines = [text] if len(text) <= _MAX_STAGE else [name, *["  " + text for text in parameters]]
     return [*(branches[0] if len(branches) == 1 else joined(branches)), *lines]
+
+
+def _parameter_text(key: str, value: Any) -> str:
+    is_endless = key == "length" and type(value) is int and value >= sys.maxsize
+    return "endless" if is_endless else _plain_text(value)
 
 
 def _plain_text(value: Any) -> str:

@@ -31,13 +31,16 @@ def in_options(text: str, *names: str) -> str:
         ...     "append",
         ... )
         '--batch-size must be positive; or pass --append or --state'
+        >>> in_options("append and overwrite cannot be given together", "append", "overwrite")
+        '--append and --overwrite cannot be given together'
     """
     text = re.sub(r"\b\w+=\.\.\. \((--[\w-]+)\)", r"\1", text)
     for name in names:
         option = f"--{name.replace('_', '-')}"
         text = re.sub(rf"\b{name}=(?:True\b|(?=,))", option, text)
         text = re.sub(rf"(?<= of ){name}='(\w+)'", rf"{option} \1", text)  # not in texts of stages
-        ends = r"\b(?!=)" if "_" in name else r"(?= must)"  # names of one word are words, too
+        # names of one word are words, too
+        ends = r"\b(?!=)" if "_" in name else r"(?= must| cannot| and [\w-]+ cannot)"
         text = re.sub(rf"(?<!-)\b{name}{ends}", option, text)
     return text
 

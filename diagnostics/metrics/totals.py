@@ -106,7 +106,7 @@ TIME = Family(
 FAULTS = Family(
     "counter",
     "gristmill_faults",
-    "Elements that a stage with tolerate has skipped.",
+    "Elements that tolerate has skipped or replaced.",
     _STAGE,
 )
 RESTARTS = Family(

@@ -90,7 +90,7 @@ class Provenance:
 
     Args:
         rows: one for each row of the output, one if it is no batch; each has its ``records``.
-        faults: records that were skipped on the way, by ``tolerate``.
+        faults: records that ``tolerate`` skipped on the way.
         step: the number of the output, if that is known.
     """
 

@@ -9,8 +9,8 @@ What holds when several threads and processes read through a cache (see also ``p
 1. What is read is the same as without the cache, and of one version. A file in another version, or
    of another size, is another file. One whose store reports no versions is downloaded as a whole,
    from one answer, before any of it is read.
-2. A block is fetched by one thread at a time, in all processes. A thread waits for it for at most
-   ``_WAIT_SECONDS``, and only if it fetches nothing itself: after that it fetches the block, too.
+2. A block is fetched by one thread at a time, in all processes. No thread waits for it for longer
+   than ``_WAIT_SECONDS``, or while it fetches a block itself: after that it fetches the block, too.
 3. Where nothing can be kept, what is read comes from the store, and one warning says so.
 """
 

@@ -2,7 +2,7 @@
 
 What holds:
 
-1. A file stays open as long as it is referenced: reads under way end before it is closed.
+1. A file stays open as long as there is a reference to it: reads under way end before it is closed.
 2. What is read is what the file was when its size was found out: another size or time of change is
    an error, in the file that is open and in one that is opened again under the same name.
 3. Each ``LocalFiles`` has few files open, and fewer where the process may not have many. If
@@ -30,7 +30,7 @@ _everybody: LiveObjects[LocalFiles] = LiveObjects()
 
 
 class LocalFile:
-    """A local file, open until there is no reference to it. All its methods may be called by
+    """A local file, open until the last reference to it is gone. All its methods may be called by
     several threads at once.
 
     Raises:
@@ -135,7 +135,7 @@ class LocalFiles:
         return file
 
     def close(self) -> None:
-        """Closes the file if it is not being read. The next read opens it again."""
+        """Closes files that are not being read. The next read opens them again."""
         self.opened = {}
 
 

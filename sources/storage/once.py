@@ -6,9 +6,9 @@ What holds when several threads and processes make a file at the same path:
 2. The one that has locked ``<path>.lock`` makes it; long names are cut, see ``name_that_fits``.
 3. The kernel frees the lock of a process that dies. The next one finds nothing at the path, and
    makes it.
-4. Nothing else stays. The process that holds the lock removes the lock file; a lock on a file that
-   has been removed counts for nothing. What a process has left half-written, and locked no more, is
-   removed by the next that makes the file.
+4. Nothing else stays. The process that holds the lock removes the lock file; a lock on a removed
+   file has no effect. What a process has left half-written, and locked no more, is removed by the
+   next that makes the file.
 5. Where a file system has no locks, several may make the file; the last to rename wins, and all
    have made the same.
 """

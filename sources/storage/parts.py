@@ -85,7 +85,7 @@ class Trust(NamedTuple):
 
 
 class CachePart:
-    """A part, open until there is no reference to it. All its methods may be called by several
+    """A part, open until the last reference to it is gone. All its methods may be called by several
     threads at once.
 
     Args:

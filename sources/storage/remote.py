@@ -187,7 +187,7 @@ def download(
 
 
 def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int, int]) -> None:
-    """Refuses a range past the end of its file: the caller has a wrong size of the file."""
+    """Refuses a range that ends beyond its file: the caller has a wrong size of the file."""
     number, start, stop = one
     if stop > sizes[number]:
         raise OSError(
@@ -293,7 +293,7 @@ def root_of(path: str) -> str:
 
 def without_query(path: str) -> str:
     """Returns a path or URL without what follows the question mark in that of a server: signatures,
-    which are secrets.
+    which must stay secret.
 
     Example:
         >>> without_query("https://host/a.bin?signature=1"), without_query("s3://bucket/why?.bin")

@@ -6,8 +6,8 @@ first and last 16 KiB, and for each array its type, where it begins after the he
 length. The arrays follow, little-endian, each from a multiple of 64 bytes on.
 
 Sidecars are made once, by the first process that needs them: see the guarantees in ``once.py``.
-Those that find that one is being made turn to the next file and look again later, so processes that
-begin together divide the files among them.
+Processes that find that one is being made turn to the next file and look again later, so
+processes that begin together divide the files among them.
 """
 
 from __future__ import annotations

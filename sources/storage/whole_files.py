@@ -7,7 +7,7 @@ stops:
    time of change and checksum. A path is returned if the file has the size of the remote one, and
    either the time of change or the checksum of the record. Any other file is downloaded again.
 2. One process downloads at a time. It holds a lock that the kernel takes back if the process dies;
-   the next process that gets the lock removes unfinished files.
+   an unfinished file then has no owner, and the next process with the lock removes it.
 3. A file is not thrown away while a process lives that was given its path, nor while that process's
    children do that it forked.
 """

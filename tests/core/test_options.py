@@ -383,7 +383,7 @@ def test_environment(fresh, monkeypatch):
         )
 
 
-def test_whether_somebody_has_set_an_option_and_override_restores_what_was_set_and_what_was_not(
+def test_an_option_knows_if_it_was_set_and_override_restores_what_was_set_and_what_was_not(
     fresh, monkeypatch
 ):
     names = ("py_debug_mode", "num_threads_fetching_records")

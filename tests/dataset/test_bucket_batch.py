@@ -323,7 +323,7 @@ def stream_model(lengths, keys, boundaries, sizes, on_long):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_streams_go_on_after_any_state_and_any_error(seed):
+def test_streams_continue_after_any_state_and_any_error(seed):
     rng = random.Random(seed)
     lengths = [rng.choice([1, 2, 2, 3, 5, 6, 9]) for _ in range(rng.randint(0, 60))]
     sizes, on_long = [rng.randint(1, 6) for _ in range(3)], rng.choice(["drop", "truncate"])

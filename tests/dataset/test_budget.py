@@ -75,7 +75,7 @@ def test_a_pipeline_has_no_more_threads_than_its_budget(make, num_threads):
     assert threads.most <= max(limit, 20 if num_threads is None else 0)
 
 
-def test_whoever_waits_while_all_threads_are_stuck_helps_himself():
+def test_a_thread_that_waits_while_all_others_are_stuck_computes_itself():
     gate = Gate(1)
     with within(mixed([gate, lambda x: ~x], [1, 300]), max_threads=1) as it:
         num_before = len(list(iter(it.__next__, 0)))  # of the other component
@@ -217,7 +217,7 @@ def test_a_rare_component_is_read_few_elements_ahead(way, starts):
 
 
 @pytest.mark.parametrize("weights", [[1], [3, 1]])
-def test_draws_go_on_after_an_interrupt_at_any_line(weights):
+def test_draws_continue_after_an_interrupt_at_any_line(weights):
     ds = mixed([int] * len(weights), weights)
     expected, number, was_interrupted = list(ds)[:20], 0, True
     while was_interrupted:

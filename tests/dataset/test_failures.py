@@ -170,7 +170,7 @@ STAGES = [
 
 
 @pytest.mark.parametrize("number", range(len(STAGES)))
-def test_the_place_is_the_same_whatever_stands_behind(number):
+def test_the_place_is_the_same_with_any_stages_downstream(number):
     make, expected = STAGES[number]
     for turn, after in enumerate(AFTER, start=number):
         note = note_of(after(make(MODES[turn % 3])))
@@ -324,7 +324,7 @@ def test_of_what_stages_check_themselves(ds, expected):
 
 
 @pytest.mark.parametrize("after", [alone, prefetched, prefetched_directly])
-def test_one_exception_raised_at_several_elements_tells_the_last(after):
+def test_one_exception_raised_at_several_elements_names_the_last(after):
     error = Boom("always the same")
     error.add_note("mine")
     it = iter(after(STREAM.map(raises(error))))
@@ -338,7 +338,7 @@ def test_one_exception_raised_at_several_elements_tells_the_last(after):
     assert caught.value is error
 
 
-def test_nested_pipelines_tell_the_innermost():
+def test_nested_pipelines_name_the_innermost():
     def inner(x):
         return next(iter(MapDataset.source([x]).map(fails).to_iter_dataset(DIRECT)))
 

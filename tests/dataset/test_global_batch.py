@@ -565,7 +565,7 @@ def test_states_that_do_not_fit_are_refused():
     assert merged == {"parent": merge_states(states[::-1]), "index": 3}
 
 
-def test_checkpoints_go_on_in_another_number_of_processes(tmp_path):
+def test_checkpoints_continue_in_another_number_of_processes(tmp_path):
     ds = (
         MapDataset.range(200)
         .shuffle(seed=1)

@@ -420,7 +420,7 @@ def test_shards_are_shared_where_every_example_is_looked_at_alone(folder):
     assert parts(ds.map(with_number, with_indices=True), 2)[1] == [11, 13, 20, 22, 24, 31, 33]
 
 
-def test_workers_list_nothing_anew(folder, tmp_path):
+def test_workers_do_not_list_files_again(folder, tmp_path):
     for file in folder.glob("*.jsonl"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     stream = datasets.load_dataset(

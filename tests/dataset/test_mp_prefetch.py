@@ -469,7 +469,7 @@ class TestProcesses:
         ended.set_state(iter(ds).get_state())
         assert not self.pids(ended) & of_ended
 
-    def test_one_that_is_closed_while_its_workers_are_hired_leaves_none(self):
+    def test_one_that_is_closed_while_its_workers_are_acquired_leaves_none(self):
         class Closes:
             it = None
 
@@ -484,7 +484,7 @@ class TestProcesses:
         fails(it, ValueError, match="is closed")
         assert not [worker for worker in it._gm_engine.worker_processes() if worker.is_alive()]
 
-    def test_a_stuck_worker_is_replaced_when_nobody_wants_its_element_any_more(self, tmp_path):
+    def test_a_stuck_worker_is_replaced_when_its_element_is_no_longer_needed(self, tmp_path):
         pid_file = tmp_path / "pid"
 
         def stuck_once(x):

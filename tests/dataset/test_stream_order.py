@@ -338,7 +338,7 @@ def test_errors_name_the_step_and_the_element():
     assert_raises(ValueError, r"an element is None.*filter.*order='workers'", next, it)
 
 
-def test_a_filter_that_drops_too_much_is_told_at_the_same_element():
+def test_a_filter_that_drops_too_much_is_reported_at_the_same_element():
     options = DatasetOptions(filter_raise_threshold_ratio=0.7)
     for ds in (
         MapDataset.range(4000)

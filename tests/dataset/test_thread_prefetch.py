@@ -56,7 +56,7 @@ class TestElementsAndStates:
         assert list(it) == list(range(1000, 2000))
         assert set(source.sizes[num + 5 :]) == {1}
 
-    def test_states_compute_nothing_and_wait_for_nobody_and_set_state_for_the_thread(self):
+    def test_states_compute_nothing_and_do_not_wait_and_set_state_waits_for_the_thread(self):
         gate = Gate(is_open=True)
         # which is used by one thread at a time
         it = ahead(computing_ahead.ClosingDataset(numbers(20), gate))

@@ -358,7 +358,7 @@ def test_errors_and_ends_are_pages():
     ]
 
 
-def test_who_waits_is_told_what_for(monkeypatch):
+def test_a_page_that_waits_says_what_for(monkeypatch):
     monkeypatch.setattr(outputs, "_WAIT_SECONDS", 0.3)
     monkeypatch.setattr(outputs, "_READ_SECONDS", 0.2)
     go_on = threading.Event()

@@ -72,7 +72,7 @@ def test_examples_are_short_run_and_shown(example: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
+def test_training_digits_is_stopped_and_resumed(tmp_path: Path) -> None:
     output = run_example(
         "train_digits_story.py", "--out", tmp_path, "--steps", 160, "--save-every", 32
     )
@@ -80,9 +80,9 @@ def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
     assert re.search("resuming after step (32|64)", output)  # 64 may be on its way
     assert SAME in output
     assert accuracy_in(output) > 90
-    passed_over = re.findall(r"(\d+) of (\d+) records skipped", output)
-    assert passed_over == 2 * [passed_over[0]]  # the counts are in the checkpoint
-    assert int(passed_over[0][0]) in (7, 8)
+    skipped = re.findall(r"(\d+) of (\d+) records skipped", output)
+    assert skipped == 2 * [skipped[0]]  # the counts are in the checkpoint
+    assert int(skipped[0][0]) in (7, 8)
     assert len(set(re.findall(r"final parameters (\w+)", output))) == 1
     assert len(steps_in(tmp_path / "seed0-batch64-workers0/uninterrupted/log.txt")) == 161
     for picture in ["loss.png", "digits.png"]:
@@ -115,7 +115,7 @@ def test_an_interrupted_run_with_a_worker_resumes_by_running_again(tmp_path: Pat
     assert "seed=7" in state.read_text()
 
 
-def test_a_loader_of_digits_goes_on_at_a_position(tmp_path: Path) -> None:
+def test_a_loader_of_digits_continues_at_a_position(tmp_path: Path) -> None:
     output = run_example("digits_loader.py", "--out", tmp_path)
     assert "1437 records of 65 bytes in 4 files" in output
     assert re.search(
@@ -126,7 +126,7 @@ def test_a_loader_of_digits_goes_on_at_a_position(tmp_path: Path) -> None:
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
 
 
-def test_tokens_of_two_formats_are_the_same_and_a_run_goes_on_with_the_other(
+def test_tokens_of_two_formats_are_the_same_and_a_run_continues_with_the_other(
     tmp_path: Path,
 ) -> None:
     output = run_example("tokens_from_files.py", "--out", tmp_path)

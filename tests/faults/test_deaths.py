@@ -255,7 +255,7 @@ it.close()
 (FOLDER / "end").touch()
 """
 NO_DEATHS = """
-gc.disable()  # the iterator goes with its last reference, with its error or without
+gc.disable()  # the iterator is freed with its last reference, with its error or without
 watch = Watch()
 errors = [
     ValueError("v"),

@@ -436,7 +436,7 @@ def test_iterators_over_sources_of_users_go_back_a_little_in_place(options):
 @pytest.mark.parametrize(
     "stage", [name for name in STAGES if "iter" not in name and name != "legacy_operation"]
 )
-def test_random_access_reports_errors_and_goes_on(stage):
+def test_random_access_reports_errors_and_continues(stage):
     for error, expected in (
         (Boom, Boom),
         (StopIteration, RuntimeError if StopIteration in errors_of(stage) else StopIteration),

@@ -244,7 +244,7 @@ class Bucket:
         self.variables = {
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_ACCESS_KEY_ID": "user",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_REGION": "us-east-1",
         }

@@ -105,7 +105,7 @@ class TestSlots:
         ]
         assert ends.reader.released() == []  # a look is not watched
 
-    def test_are_not_used_again_while_somebody_looks(self, ends):
+    def test_are_not_used_again_while_a_view_exists(self, ends):
         array = ends.share(40000, 1).view(np.int64).reshape(50, 100)
         views = [
             array[3:5],
@@ -205,7 +205,7 @@ class TestGivingBack:
             ends.arena.free(slot)
         assert ends.used() == PAGE and ends.arena.allocate(PAGE) == slot
 
-    def test_close_returns_all_that_nobody_sees(self, ends):
+    def test_close_returns_all_without_a_view(self, ends):
         kept = [ends.share(2**18, k) for k in range(30)]
         large = ends.share(2**26 + 1, 7)  # in another chunk
         ends.share(2**18, 8)

@@ -439,7 +439,7 @@ if __name__ == "__main__":
             array.unlink_on_del()
         sys.kept.append(array)
     del sys.kept[1]
-    # elsewhere the tracker frees blocks that are not received or whose process is killed, and warns
+    # elsewhere the tracker frees unclaimed memory and that of killed children, and says so
     if os.path.isdir("/dev/shm"):
         process = context.Process(target=produce, args=(queue, "array"))
         process.start()
