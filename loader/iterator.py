@@ -135,13 +135,13 @@ class DataLoaderIterator(Iterator[Any]):
         return self._num_positions * self._plan.shard.shard_count
 
     def _first_index(self, worker: int) -> int:
-        """The first sampler index of a worker."""
+        """Returns the first sampler index of a worker."""
         shard = self._plan.shard
         return shard.shard_index + worker * shard.shard_count
 
     def _position(self) -> tuple[int, list[int]]:
-        """The worker before the one that is next, and how many records each worker has read for
-        what was delivered.
+        """Returns the worker before the one that is next, and how many records each worker has read
+        for what was delivered.
         """
         state = self._iterator.get_state()
         if not self._plan.num_lanes:
@@ -319,7 +319,7 @@ class DataLoaderIterator(Iterator[Any]):
 
     @cached
     def _origin(self) -> dict[str, Any]:
-        """The entries of a state that identify its loader."""
+        """Returns the entries of a state that identify its loader."""
         plan = self._plan
         values = (plan.num_lanes, stable_repr(plan.sampler), plan.source_text)
         files = source_files(plan.source)
@@ -365,7 +365,9 @@ def loader_of(it: DataLoaderIterator) -> DataLoader:
 
 
 def _advice(value: Any) -> str:
-    """A hint for the author of a class about its ``repr``; empty for a class of this library."""
+    """Returns a hint for the author of a class about its ``repr``; empty for a class of this
+    library.
+    """
     is_ours = type(value).__module__.split(".")[0] in ("gristmill", "builtins", "numpy")
     return (
         ""

@@ -123,8 +123,8 @@ def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
 
 
 def _call(given: Mapping[str, Any]) -> str:
-    """The call that does the same; values other than numbers are variables of the names of their
-    parameters.
+    """Returns the call that does the same; values other than numbers are variables of the names of
+    their parameters.
     """
     num_workers = _setting("", "num_workers", given)
     if "batch_sampler" in given:
@@ -175,8 +175,8 @@ def _call(given: Mapping[str, Any]) -> str:
 
 
 def _setting(prefix: str, name: str, given: Mapping[str, Any]) -> list[str]:
-    """``prefix`` and a number as it is, anything else as a variable; nothing where it is not given,
-    or is no workers.
+    """Returns ``prefix`` and a number as it is, anything else as a variable; nothing where it is
+    not given, or is no workers.
     """
     value = given.get(name, 0)
     return (

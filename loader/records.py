@@ -129,7 +129,9 @@ class SampledMapDataset(BlockMapDataset[Any]):
         return [RecordKey(key, epoch, sampled, () if seed is None else ((seed, sampled),))]
 
     def _sampled(self, indices: Indices) -> tuple[list[Any], list[Any] | None]:
-        """The keys of the records at ``indices`` and, if elements are records, their metadata."""
+        """Returns the keys of the records at ``indices`` and, if elements are records, their
+        metadata.
+        """
         first, step = self._shard.shard_index, self._shard.shard_count
         sampled: Any
         if isinstance(indices, range):
@@ -300,8 +302,8 @@ def apply_operation(
 
 
 def _splitter(operation: FlatMap, as_records: bool, seed: int | None) -> Callable[[Any], list[Any]]:
-    """A function that splits bare data, or a record: the items have the record's index and no
-    key.
+    """Returns a function that splits bare data, or a record: the items have the record's index and
+    no key.
     """
     from gristmill.dataset.stages.flat_map import items_of
 

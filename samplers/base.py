@@ -43,7 +43,7 @@ class BlockSampler:
 
     @abc.abstractmethod
     def _keys(self, indices: Indices) -> Indices:
-        """The record keys at ``indices``, a non-empty block that is in range."""
+        """Returns the record keys at ``indices``, a non-empty block that is in range."""
 
     def __getitem__(self, index: int) -> RecordMetadata:
         index = as_int("index", index)
@@ -59,7 +59,7 @@ class BlockSampler:
             index += 1
 
     def _block(self, indices: Indices) -> list[RecordMetadata]:
-        """The metadata at ``indices``, a non-empty block that is in range."""
+        """Returns the metadata at ``indices``, a non-empty block that is in range."""
         seed = self._seed
         pairs = zip(as_ints(indices), as_ints(self._keys(indices)), strict=True)
         return [sampled(i, key, None if seed is None else seed + i) for i, key in pairs]

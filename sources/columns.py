@@ -123,7 +123,7 @@ class ColumnsDataSource:
 
 
 def _checked(columns: Mapping[Any, Any], name: str, lengths: dict[str, int]) -> dict[str, Any]:
-    """The columns, with the length of each by its place."""
+    """Return the columns, with the length of each by its place."""
     if not columns:
         raise ValueError(
             f"{name} must have columns, as in {{'x': array, 'y': array}}, got an empty mapping"

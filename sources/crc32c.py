@@ -55,7 +55,7 @@ def _rows(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
 
 
 def _fold(rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """The register after each row; overwrites ``rows``."""
+    """Returns the register after each row; overwrites ``rows``."""
     while (num_words := rows.shape[1]) > 1:
         distance = min(1 << (num_words - 1).bit_length() - 1, _MAX_FOLD)
         moved = min(num_words - distance, distance)
@@ -71,8 +71,8 @@ def _followed_by_zeros(words: npt.NDArray[np.uint32], num_words: int) -> npt.NDA
 
 @functools.cache
 def _tables(num_words: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """The images of the low and the high halves of a word when ``num_words`` words of zeros follow;
-    a power of two.
+    """Returns the images of the low and the high halves of a word when ``num_words`` words of zeros
+    follow; a power of two.
     """
     bits = _bits(num_words)
     return _all_sums(bits[:16]), _all_sums(bits[16:])
@@ -87,7 +87,7 @@ def _all_sums(bits: list[int]) -> npt.NDArray[np.uint32]:
 
 @functools.cache
 def _bits(num_words: int) -> list[int]:
-    """The image of each bit of a word when ``num_words`` words of zeros follow."""
+    """Returns the image of each bit of a word when ``num_words`` words of zeros follow."""
     if num_words > 1:
         half = _bits(num_words // 2)
         return [

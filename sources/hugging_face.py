@@ -64,7 +64,7 @@ class HuggingFaceSource:
         self._others: Any = None
 
     def _block_reader(self) -> Callable[[list[int]], list[Any]]:
-        """A function that reads several rows, each as it would be alone."""
+        """Returns a function that reads several rows, each as it would be alone."""
         dataset = self._dataset
         given = dataset.format
         if not dataset.column_names or given["output_all_columns"]:
@@ -122,8 +122,8 @@ class HuggingFaceSource:
         return rows
 
     def _numbers(self, names: list[str], keys: list[int]) -> dict[str, list[Any]]:
-        """The columns of numbers in which none is missing: a missing one makes a float of an
-        integer, in its row alone.
+        """Returns the columns of numbers in which none is missing: a missing one makes a float of
+        an integer, in its row alone.
         """
         candidates = [name for name in names if _is_number(self._dataset.features[name])]
         if not candidates:

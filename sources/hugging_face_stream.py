@@ -158,7 +158,7 @@ def fits(stream: Any, state: Any) -> bool:
 
 
 def _forms(state: Any) -> list[Any]:
-    """``state``, and the states in it."""
+    """Returns ``state``, and the states in it."""
     if isinstance(state, dict):
         return [state] * ("type" in state) + [
             form for value in state.values() for form in _forms(value)
@@ -205,7 +205,7 @@ def _own_steps(step: Any) -> Any:
 
 
 def _steps(step: Any) -> Iterator[Any]:
-    """``step`` and those that it draws from."""
+    """Yields ``step`` and those that it draws from."""
     yield step
     for inner in (
         [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ())

@@ -209,7 +209,7 @@ class _ZipReader:
 
 
 def _in_folder(top: Path) -> tuple[list[str], list[str]]:
-    """The classes, and the files of all of them."""
+    """Returns the classes, and the files of all of them."""
     classes = [
         entry.name for entry in os.scandir(top) if entry.is_dir() and not entry.name.startswith(".")
     ]
@@ -234,7 +234,7 @@ def _in_folder(top: Path) -> tuple[list[str], list[str]]:
 def _in_archive(
     path: str, endings: tuple[str, ...]
 ) -> tuple[str, list[str], list[str], dict[str, Any]]:
-    """The kind of the archive, classes, files, and where each of them is."""
+    """Returns the kind of the archive, classes, files, and where each of them is."""
     if not Path(path).exists():
         raise FileNotFoundError(
             f"path must be a folder or an archive of pictures, and there is no {path}"
@@ -256,7 +256,7 @@ def _in_archive(
 
 
 def _below_top(members: Mapping[str, Any]) -> dict[str, Any]:
-    """The members but the files of the top folder."""
+    """Returns the members but the files of the top folder."""
     return {
         name: place for name, place in members.items() if name and ("/" in name or place is None)
     }
@@ -267,7 +267,7 @@ def _is_picture_in_top(name: str, endings: tuple[str, ...]) -> bool:
 
 
 def _in_zip(path: str) -> Iterator[tuple[str, str | None]]:
-    """The names of members, with those that zipfile knows; of folders, with ``None``."""
+    """Yields the names of members, with those that zipfile knows; of folders, with ``None``."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             is_folder = member.is_dir()
@@ -275,7 +275,9 @@ def _in_zip(path: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _in_tar(path: str) -> Iterator[tuple[str, tuple[int, int] | None]]:
-    """The names of members, with where they begin and their sizes; of folders, with ``None``."""
+    """Yields the names of members, with where they begin and their sizes; of folders, with
+    ``None``.
+    """
     found: dict[str, tuple[int, int] | None] = {}
     links = {}
     try:

@@ -140,7 +140,7 @@ class JsonlSource(ShardedSource[Any]):
         return lengths
 
     def _stop(self, number: int) -> int:
-        """The end of the text of a file."""
+        """Return the end of the text of a file."""
         if self._is_compressed[number]:
             return self._sidecars[number].length("frames") // 2 << OFFSET_BITS
         return self._files.sizes[number]
@@ -233,8 +233,8 @@ class JsonlSource(ShardedSource[Any]):
     def _check(
         self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes, end: int
     ) -> None:
-        """A line that is not between two others: the first, the last without an end, or one that
-        blank lines follow.
+        """Checks a line that is not between two others: the first, the last without an end, or one
+        that blank lines follow.
         """
         number, start, stop = span
         others = BLANK + BYTE_ORDER_MARK  # around lines
@@ -267,7 +267,7 @@ class JsonlSource(ShardedSource[Any]):
             raise damaged(self._files.paths[number], first, what, remedy) from error
 
     def _line_text(self, number: int, start: int) -> str:
-        """The beginning of a record, in words."""
+        """Return the beginning of a record, in words."""
         if not self._is_compressed[number]:
             return f"from byte {start} on"
         return (
@@ -276,7 +276,7 @@ class JsonlSource(ShardedSource[Any]):
         )
 
     def _part(self, number: int, place: int) -> int:
-        """The first byte of the part of a compressed file that a place is in."""
+        """Return the first byte of the part of a compressed file that a place is in."""
         first = 2 * (place >> OFFSET_BITS)
         return int(self._sidecars[number].read("frames", first, first + 1)[0])
 

@@ -76,7 +76,7 @@ class ParquetRows:
         self._position: tuple[int, int] | None = None
 
     def _open(self, **read_kwargs: Any) -> list[str]:
-        """The names of the columns."""
+        """Returns the names of the columns."""
         self._source = open_input(
             self._path, read_kwargs.pop("filesystem", None), read_kwargs.get("memory_map", False)
         )
@@ -177,7 +177,9 @@ class ParquetRows:
         return self._as_numpy(table)
 
     def _pieces(self, group: int, names: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The row group cut into pieces: how many rows, and the values of the columns ``names``."""
+        """Yields the row group cut into pieces: how many rows, and the values of the columns
+        ``names``.
+        """
         size = self._block_rows(group)
         if names:
             sensitive = self._sensitive & set(names)
@@ -203,18 +205,18 @@ class ParquetRows:
         }
 
     def _type(self, name: str) -> Any:
-        """The type of a column's values."""
+        """Returns the type of a column's values."""
         return stored_type(self._schema.field(name).type)
 
     @cached
     def _sensitive(self) -> Set[str]:
-        """The columns in which missing values make others look different."""
+        """Returns the columns in which missing values make others look different."""
         return {name for name in self._columns if depends_on_nulls(self._type(name))}
 
     @cached
     def _leaves(self) -> list[tuple[list[str], bool]]:
-        """For each column of the file's own schema: the columns and fields it is a part of; whether
-        values may be missing.
+        """Returns, for each column of the file's own schema, the columns and fields it is a part
+        of, and whether values may be missing.
         """
         schema = self._metadata.schema
         columns = [schema.column(i) for i in range(len(schema))]
@@ -231,7 +233,7 @@ class ParquetRows:
         return NullCounts(read_footer(self._source) if self._has_own_footer else b"")
 
     def _columns_with_nulls(self, group: int) -> set[str]:
-        """The names of columns that have missing values in the row group, or may have."""
+        """Returns the names of columns that have missing values in the row group, or may have."""
         if not self._sensitive or not self._row_group(group).num_rows:
             return set()
         counts = itertools.chain(self._null_counts.of_group(group), itertools.repeat(None))

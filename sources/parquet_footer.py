@@ -91,8 +91,8 @@ class NullCounts:
             self._struct(0, {_ROW_GROUPS_OF_FILE: self._row_groups})
 
     def of_group(self, group: int) -> list[int | None]:
-        """For each column of a row group, how many values are missing; ``None`` where the file does
-        not say.
+        """Returns the number of missing values of each column of a row group; ``None`` where the
+        file does not say.
 
         Fewer if the footer is damaged.
         """
@@ -166,7 +166,7 @@ class NullCounts:
         return value, position + 1
 
     def _list_header(self, position: int) -> tuple[int, int, int]:
-        """The size of a list, the type of its items, and where the first one begins."""
+        """Returns the size of a list, the type of its items, and where the first one begins."""
         header = self._data[position]
         size, position = (header >> 4, position + 1) if header < 240 else self._varint(position + 1)
         return size, header & 15, position

@@ -155,7 +155,7 @@ class ParquetSource(ShardedSource[dict[str, Any]]):
 
 
 def _without_sizes(paths: Any, filesystem: Any) -> Files:
-    """``paths`` in another file system, whose sizes are found out when they are opened."""
+    """Return ``paths`` in another file system, whose sizes are found out when they are opened."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     if isinstance(paths, bytes) or not isinstance(paths, Sequence):

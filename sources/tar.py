@@ -226,8 +226,8 @@ class TarSource(ShardedSource[dict[str, Any]]):
         return planned
 
     def _entries(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], TarIndexEntry]:
-        """The entries of these records in the indices. Entries that are close together are read at
-        once.
+        """Returns the entries of these records in the indices. Entries that are close together are
+        read at once.
         """
         entries: dict[tuple[int, int], TarIndexEntry] = {}
         for archive, numbers in itertools.groupby(sorted(set(places)), operator.itemgetter(0)):

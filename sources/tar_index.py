@@ -176,8 +176,8 @@ def _without_records(path: str, counts: Mapping[str, int]) -> DamagedFileError:
 
 
 def _key_and_extension(name: str) -> tuple[str, str] | None:
-    """The key of the record that a file belongs to, and the file's name in it; ``None`` if it
-    belongs to none.
+    """Returns the key of the record that a file belongs to, and the file's name in it; ``None`` if
+    it belongs to none.
 
     Example:
         >>> (

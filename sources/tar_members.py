@@ -142,7 +142,7 @@ class _Archive:
             raise self._damaged(offset, "the archive ends behind a header that announces a file")
 
     def _header(self, offset: int) -> bytes:
-        """The header at ``offset``; nothing at the end of the archive."""
+        """Return the header at ``offset``; nothing at the end of the archive."""
         block = self._read(offset, BLOCK_BYTES)
         if is_header(block):
             return block
@@ -221,7 +221,7 @@ class _Archive:
         )
 
     def _extended(self, block: bytes, offset: int) -> tuple[dict[bytes, bytes], int]:
-        """The contents of an extended header, and its end."""
+        """Return the contents of an extended header, and its end."""
         start = offset + BLOCK_BYTES
         size = self._num_bytes(block, offset)
         stop = self._stop(start + size, offset, "an extended header")
@@ -243,7 +243,9 @@ class _Archive:
             raise self._damaged(start, f"there is no extended header, but {data[:32]!r}") from None
 
     def _num_bytes(self, block: bytes, offset: int, stated: bytes | None = None) -> int:
-        """The length of the data of a member, from its header or from an earlier extended one."""
+        """Return the length of the data of a member, from its header or from an earlier extended
+        one.
+        """
         try:
             size = int(stated) if stated else _size(block[124:136])
         except ValueError:
@@ -253,7 +255,7 @@ class _Archive:
         return size
 
     def _stop(self, stop: int, offset: int, what: str) -> int:
-        """The end of a member whose data end at ``stop``."""
+        """Return the end of a member whose data end at ``stop``."""
         stop += -stop % BLOCK_BYTES
         if stop > self._size:
             raise self._damaged(
@@ -264,7 +266,7 @@ class _Archive:
         return stop
 
     def _read(self, start: int, size: int) -> bytes:
-        """``size`` bytes from ``start`` on; fewer at the end of the archive."""
+        """Return ``size`` bytes from ``start`` on; fewer at the end of the archive."""
         begin = start - self._window_start
         if not 0 <= begin <= len(self._window) - size:
             stop = min(start + max(size, self._window_bytes), self._size)
@@ -289,14 +291,16 @@ def _size(field: bytes) -> int:
 
 
 def _name(block: bytes) -> bytes:
-    """The name in a header, of at most 255 bytes; a longer one in an earlier header replaces it."""
+    """Return the name in a header, of at most 255 bytes; a longer one in an earlier header replaces
+    it.
+    """
     name = block[:100].split(b"\0", 1)[0]
     prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
     return prefix + b"/" + name if prefix else name
 
 
 def _pax_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The pairs in an extended header, each written as ``length name=value`` and a newline.
+    """Yield the pairs in an extended header, each written as ``length name=value`` and a newline.
 
     Raises:
         ValueError: there is something else.

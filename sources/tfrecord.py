@@ -220,7 +220,7 @@ class TFRecordFile:
         return offset + len(self._bytes(offset, size, size))
 
     def _data_size(self, data: bytes, offset: int) -> int:
-        """The length that the header at the beginning of ``data`` gives."""
+        """Returns the length that the header at the beginning of ``data`` gives."""
         if len(data) < _HEADER.size:
             raise self._cut_off("header", data, 0, _HEADER.size, offset)
         size, checksum = _HEADER.unpack_from(data)
@@ -229,8 +229,8 @@ class TFRecordFile:
         return int(size)
 
     def _bytes(self, offset: int, size: int, min_size: int) -> bytes:
-        """``size`` bytes; fewer at the end of the file, or if reading on fails and ``min_size``
-        bytes are there.
+        """Returns ``size`` bytes; fewer at the end of the file, or if reading on fails and
+        ``min_size`` bytes are there.
         """
         begin = offset - self._window_offset
         pieces = [self._window[begin : begin + size]] if 0 <= begin < len(self._window) else []
@@ -287,8 +287,8 @@ class TFRecordFile:
 
 
 def _complete_records(data: bytes) -> tuple[list[bytes], list[int], list[int]]:
-    """The records in ``data``; where each begins, and the last one ends; the checksums of each
-    one's length and data.
+    """Returns the records in ``data``; where each begins, and the last one ends; the checksums of
+    each one's length and data.
     """
     records: list[bytes] = []
     begins = [0]

@@ -173,8 +173,8 @@ def kept(value: T) -> T:
 
 
 def spread(length: int, count: int) -> list[int]:
-    """At most ``count`` of the integers below ``length``: all, or some that are spread evenly, the
-    last one among them.
+    """Returns at most ``count`` of the integers below ``length``: all, or some that are spread
+    evenly, the last one among them.
 
     Example:
         >>> spread(3, 10), spread(1000, 4)

@@ -157,7 +157,9 @@ Transformations: TypeAlias = Sequence[Transformation]
 
 
 def _known_to_keras(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, called so that layers of Keras see what calls them, if there may be any."""
+    """Returns ``function``, called so that layers of Keras see what calls them, if there may be
+    any.
+    """
     if "keras" not in sys.modules:
         return function
     from gristmill.core.as_in_grain._src.python.dataset import as_in_grain

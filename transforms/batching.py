@@ -269,7 +269,9 @@ def _shape(leaf: Any) -> Any:
 
 
 def _stack_arrays(leaves: Sequence[Any], allocate: Allocate) -> Any:
-    """One allocation filled in C, for arrays of one shape and dtype; ``None`` if they are not."""
+    """Return one allocation filled in C, for arrays of one shape and dtype; ``None`` if they are
+    not.
+    """
     first = leaves[0]
     shape, dtype = first.shape, first.dtype
     if not shape or not dtype.isnative or dtype.names is not None:

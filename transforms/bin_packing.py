@@ -336,7 +336,7 @@ def _aligned(mark: int, alignment: int) -> int:
 
 
 def _unused(feature: Feature, like: Array) -> Array:
-    """A bin in which every cell is unused."""
+    """Returns a bin in which every cell is unused."""
     shape = (feature.length, *like.shape[1:])
     if feature.padding is None:
         return np.zeros(shape, like.dtype)

@@ -146,7 +146,7 @@ class Concatenation:
 
 
 def _bos(target: Target, like: Array) -> Array | None:
-    """The first token of every part."""
+    """Returns the first token of every part."""
     if target.bos_id is None:
         return None
     return as_dtype_of(

@@ -244,7 +244,7 @@ def _leaves(argument: str, struct: Any) -> dict[Path, Any]:
 
 
 def _outputs(path: Path, feature: Feature) -> list[Path]:
-    """The paths of values, segment ids and positions of a feature in a row."""
+    """Returns the paths of values, segment ids and positions of a feature in a row."""
     *outer, name = path
     return (
         [path]

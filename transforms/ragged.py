@@ -136,7 +136,7 @@ def _as_target(value: Any) -> Any:
 
 
 def _columns(elements: Sequence[Any]) -> tuple[list[Sequence[Any]], Any]:
-    """The values of each leaf, and the structure of all ``elements``."""
+    """Returns the values of each leaf, and the structure of all ``elements``."""
     flatten = tree.flattener()
     first = elements[0]
     leaves, structure = flatten(first)
@@ -170,7 +170,7 @@ def _padded(
     allocate: Allocate,
     path: Callable[[], str],
 ) -> Any:
-    """The column of one leaf."""
+    """Returns the column of one leaf."""
     if target == _KEEP or not any(map(np.ndim, leaves)):
         num_missing = rows.num - rows.num_real
         real, first = [*leaves[: rows.num_real]], leaves[0]
@@ -201,7 +201,7 @@ def _padded(
 
 
 def _num_cells(arrays: list[NDArray[Any]], target: Any, rows: Rows) -> int:
-    """The length of all rows, to which each of ``arrays`` may be padded or cut."""
+    """Returns the length of all rows, to which each of ``arrays`` may be padded or cut."""
     if not isinstance(target, str):
         longest = max(map(len, arrays))
         if longest > target:

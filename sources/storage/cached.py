@@ -199,7 +199,7 @@ def _has_version(found: Found | None) -> bool:
 
 
 def _text_of(filesystem: Any) -> str:
-    """The text that identifies a file system of fsspec."""
+    """Returns the text that identifies a file system of fsspec."""
     if filesystem is None:
         return ""
     try:
@@ -324,8 +324,8 @@ class CachedFiles(Files):
         return pieces
 
     def _kept_in_open_parts(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        """The blocks that are available at once. Written for speed: this is all that happens in a
-        second epoch.
+        """Returns the blocks that are available at once. Written for speed: this is all that
+        happens in a second epoch.
         """
         parts, part_bytes = self._parts, self._layout.part_bytes
         pieces: list[bytes | None] = []
@@ -350,7 +350,7 @@ class CachedFiles(Files):
         return [None] * len(ranges)
 
     def _kept(self, number: int, start: int, stop: int) -> bytes | None:
-        """The bytes from the disk, ``None`` if some of them are not there."""
+        """Returns the bytes from the disk, ``None`` if some of them are not there."""
         if start >= stop:
             return b""
         part_bytes = self._layout.part_bytes
@@ -413,7 +413,7 @@ class CachedFiles(Files):
         self._keep_again_at = time.monotonic() + _RETRY_SECONDS
 
     def _fetch(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """The bytes of ranges that are in few blocks, some of which are not there."""
+        """Returns the bytes of ranges that are in few blocks, some of which are not there."""
         size = self._layout.block_bytes
         blocks = sorted({block for one in ranges for block in _blocks_of(*one, size)})
         fetched, others = self._fetch_blocks(blocks)

@@ -233,7 +233,7 @@ def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
 
 
 def _one_by_one(name: str, pattern: str, filesystem: Any) -> list[str]:
-    """The expansions of the braces in a pattern. A local file may have them in its name."""
+    """Returns the expansions of the braces in a pattern. A local file may have them in its name."""
     if filesystem is None and pattern.startswith("file://"):
         pattern = urllib.parse.unquote(pattern.removeprefix("file://"))
     if filesystem is None and not is_url(pattern) and Path(pattern).exists():
@@ -242,8 +242,8 @@ def _one_by_one(name: str, pattern: str, filesystem: Any) -> list[str]:
 
 
 def _files_like(path: str, filesystem: Any) -> list[str]:
-    """The files that ``path`` stands for. Of remote ones that are no pattern ``Files`` finds out
-    whether they exist.
+    """Returns the files that ``path`` stands for. Of remote ones that are no pattern ``Files``
+    finds out whether they exist.
     """
     if filesystem is not None or is_url(path):
         return (

@@ -291,7 +291,7 @@ def _groups(
     frames: dict[int, list[FrameKey]],
     bounds: dict[FrameKey, _Bounds],
 ) -> Iterator[list[int]]:
-    """The places of ranges, in order, in groups whose frames are read at once."""
+    """Yield the places of ranges, in order, in groups whose frames are read at once."""
     group: list[int] = []
     seen: set[FrameKey] = set()
     num_bytes = 0
@@ -310,6 +310,8 @@ def _groups(
 
 
 def _frames_in(number: int, start: int, stop: int) -> list[FrameKey]:
-    """The frames from place ``start`` up to place ``stop``, each with the number of the file."""
+    """Return the frames from place ``start`` up to place ``stop``, each with the number of the
+    file.
+    """
     last = (stop - 1) >> OFFSET_BITS if stop & _OFFSETS == 0 else stop >> OFFSET_BITS
     return [(number, frame) for frame in range(start >> OFFSET_BITS, last + 1)]

@@ -45,8 +45,8 @@ class LocalFile:
         self.status = status.st_size, status.st_mtime_ns
 
     def _check(self) -> None:
-        """A file that was written in place is noticed after each read; one that was replaced is
-        read as it was.
+        """Raises after a read if the file was written in place; a file that was replaced is read as
+        it was.
         """
         status, (size, changed_at) = os.fstat(self._descriptor), self.status
         if status.st_size != size or status.st_mtime_ns != changed_at:

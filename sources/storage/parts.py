@@ -270,7 +270,7 @@ class Room:
         return free
 
     def _kept(self) -> Iterator[tuple[int, int, Path]]:
-        """Of each file: when it was used, what it takes of the disk, and its path."""
+        """Yields for each file when it was used, its bytes on disk, and its path."""
         with os.scandir(self._folder) as entries:
             paths = [Path(entry.path) for entry in entries if entry.name.endswith(SUFFIX)]
         for path in (*paths, *Path(self._folder).glob("files/*/*"), Path(self._folder, "records")):

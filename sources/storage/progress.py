@@ -35,7 +35,7 @@ class Progress:
                 )
 
     def report(self, number: int, num_bytes: int) -> None:
-        """That many bytes of file ``number`` have been read."""
+        """Records that ``num_bytes`` of file ``number`` have been read."""
         if self._bar is not None:
             with self._lock:
                 self._bar.update(num_bytes - self._done[number])

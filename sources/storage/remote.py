@@ -612,7 +612,7 @@ def _check_key(path: str, key: str) -> None:
 
 
 def _found(meta: Any) -> Found:
-    """An entity tag that the server calls weak is the one that it had before its answer was
+    """Returns size and version. A weak entity tag counts as the one before the answer was
     compressed.
     """
     tag, version, when = meta["e_tag"], meta["version"], meta["last_modified"]

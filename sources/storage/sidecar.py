@@ -68,7 +68,7 @@ class _Edges(NamedTuple):
     tail: str
 
     def difference(self, other: _Edges) -> str | None:
-        """In which way data that were this have become ``other``; ``None`` if they are the same."""
+        """Return in words how the data of ``other`` differ; ``None`` if they are the same."""
         if self.size != other.size:
             return f"it had {self.size} bytes and has {other.size}"
         if self.head != other.head:
@@ -318,8 +318,8 @@ class _Opening:
     def _in_threads(
         self, function: Callable[[int], _SidecarPath | None], numbers: Sequence[int]
     ) -> list[_SidecarPath | None]:
-        """The results for all numbers, in their order. Raises the first error in this order, when
-        all threads have ended.
+        """Return the results for all numbers, in their order. Raises the first error in this order,
+        when all threads have ended.
         """
         if len(numbers) == 1:
             return [function(numbers[0])]
@@ -336,8 +336,8 @@ class _Opening:
         return self._filesystem is not None or is_url(self._files.paths[number])
 
     def _own_place(self, number: int) -> Path:
-        """The path at which the sidecar is made: in ``index_dir`` by a name that no other path and
-        no other kind has there.
+        """Return the path at which the sidecar is made: in ``index_dir`` by a name that no other
+        path and no other kind has there.
         """
         path, _ = _without_query(self._files.paths[number])
         if self._folder is None:
@@ -348,7 +348,7 @@ class _Opening:
         return self._folder / name_that_fits(PurePosixPath(path).name[:100], f"-{digest}.gmidx")
 
     def _find(self, number: int) -> _SidecarPath | None:
-        """A sidecar that fits, if there is one."""
+        """Return a sidecar that fits, if there is one."""
         name, query = _without_query(self._files.paths[number])
         candidates = [(f"{_beside(name)}{query}", self._is_remote(number))]
         if self._folder is not None:
@@ -370,7 +370,7 @@ class _Opening:
         return None
 
     def _fitting(self, path: str, is_remote: bool, number: int) -> _SidecarPath:
-        """The sidecar at ``path``. Raises FileNotFoundError, _Unfit, and DamagedFileError if
+        """Return the sidecar at ``path``. Raises FileNotFoundError, _Unfit, and DamagedFileError if
         nothing may be written there.
         """
         header = _read_header(Files([path], self._filesystem if is_remote else None), 0)
@@ -389,7 +389,9 @@ class _Opening:
         return _SidecarPath(path, is_remote, header.digest)
 
     def _make(self, number: int) -> _SidecarPath | None:
-        """The sidecar, made by this process or another; ``None`` while another process makes it."""
+        """Return the sidecar, made by this process or another; ``None`` while another process makes
+        it.
+        """
         path = self._own_place(number)
         with locked(path) as is_mine:
             if not is_mine:
@@ -434,7 +436,7 @@ def _beside(path: str) -> str:
 
 
 def _without_query(path: str) -> tuple[str, str]:
-    """A path, and what follows it in the URL of a server: signatures, which are others every
+    """Return a path, and what follows it in the URL of a server: signatures, which are others every
     time.
     """
     name, mark, query = (
@@ -454,7 +456,7 @@ def _edges(files: Files, number: int) -> _Edges:
 
 
 def _read_header(files: Files, number: int) -> _Header:
-    """The header of a sidecar.
+    """Return the header of a sidecar.
 
     Raises:
         _Unfit: it is a sidecar, but not a whole one of this version.

@@ -179,7 +179,7 @@ def _pin(folder: str, paths: Sequence[Path]) -> None:
 
 
 def _pinned(folder: str) -> set[Path]:
-    """The files that living processes were given. Pins of others are removed."""
+    """Returns the files that living processes were given. Pins of others are removed."""
     pinned: set[Path] = set()
     for pin in Path(folder).glob("pins/*"):
         descriptor = os.open(pin, os.O_RDWR | os.O_CLOEXEC)

@@ -196,8 +196,8 @@ class Samples:
         )
 
     def _cut(self, number: int, ranges: list[Range], begin: int, end: int) -> list[Range]:
-        """The documents of a sample without what is before token ``begin`` of the first and after
-        ``end`` of the last.
+        """Returns the documents of a sample without what is before token ``begin`` of the first and
+        after ``end`` of the last.
         """
         itemsize = self._index.dtype.itemsize
         data, start, stop = ranges[-1]

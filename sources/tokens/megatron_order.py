@@ -43,8 +43,8 @@ class SampleOrder(NamedTuple):
         return max(0, (num_epochs * self.num_tokens - 1) // self.num_inputs)
 
     def _num_together(self) -> int:
-        """The number of epochs that are shuffled as one; the last, if it is not among them, is
-        shuffled by itself.
+        """Returns the number of epochs that are shuffled as one; the last, if it is not among them,
+        is shuffled by itself.
         """
         if self.num_epochs == 1 or self.num_samples is None:
             return self.num_epochs

@@ -116,7 +116,7 @@ def _opened(files: Files, data: list[str], wanted: Arrangement) -> Opened:
 
 
 def _data_of_pairs(paths: Any) -> Any:
-    """``paths`` with the names of the files of tokens, where they are prefixes or those of
+    """Returns ``paths`` with the names of the files of tokens, where they are prefixes or those of
     indexes.
     """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Sequence):
