@@ -29,6 +29,8 @@ _NEVER = re.compile(
     re.IGNORECASE,
 )
 _OPENINGS = re.compile(r"(What|Whether|Where|How|Who)\b")
+_NOUNS = re.compile(r"(The|A|An|That|Those|Its|Of|In|For|As|If)\b|``")
+_MAX_NOUNS = 0.02  # of the functions
 _QUESTIONS = re.compile(r"#+ (What|Whether|Where|How|Who|Whose|When|Why)\b")
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
 
@@ -134,6 +136,20 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
         if _OPENINGS.match(str(node.value))
     ]
     assert not found, "\n".join(found)
+
+
+def test_docstrings_of_functions_begin_with_a_verb():
+    texts = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": ast.get_docstring(node)
+        for path in modules().values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and "property" not in " ".join(map(ast.unparse, node.decorator_list))
+    }
+    texts = {place: text for place, text in texts.items() if text}
+    found = [f"{place}: {text[:60]}" for place, text in texts.items() if _NOUNS.match(text)]
+    assert len(texts) > 2000
+    assert len(found) < _MAX_NOUNS * len(texts), "\n".join(found)
 
 
 def test_docstrings_and_comments_fit_in_the_columns():
