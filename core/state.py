@@ -44,7 +44,7 @@ def shown(value: Any, limit: int = _MAX_SHOWN) -> str:
 
 
 def _pieces(value: Any, limit: int) -> Iterator[str]:
-    """Yield the ``repr`` of a value of JSON, in pieces as they are asked for; of texts, no more
+    """Yield the ``repr`` of a value of JSON, in pieces as they are requested; of texts, no more
     than ``limit`` characters count.
     """
     kind = type(value)

@@ -862,7 +862,7 @@ class MapPartMethods(Generic[T_co]):
         With ``by``, records of one key are in one part, which a hash of the key and ``seed``
         decides, and nothing else: sizes are as exact as the number of keys allows, and records
         added later move none. All elements of an epoch are read once, by threads, when the first
-        length or element is asked for; four bytes (eight beyond ``2**32``) are kept of each, which
+        length or element is requested; four bytes (eight beyond ``2**32``) are kept of each, which
         worker processes get. Elements that are ``None`` are in no part.
 
         *What is split.* Elements are, where each position has the same records in every epoch.
@@ -917,10 +917,10 @@ class IterDatasetMeta(_DatasetMeta):
             datasets: a sequence of datasets, or a mapping of names to datasets.
             weights: a positive number for each, in the same form, or a ``Schedule``; equal by
                 default.
-            by: ``"elements"``, or a function that gives the length of an element, an integer
-                (tokens, say): next is the component whose lengths so far are furthest behind its
-                share of all, so that the shares of lengths are those of the weights, within one
-                longest element for each component. Ties go to the first component.
+            by: ``"elements"``, or a function that gives the length of an element, an integer (such
+                as tokens): next is the component whose lengths so far are furthest behind its share
+                of all, so that the shares of lengths are those of the weights, within one longest
+                element for each component. Ties go to the first component.
             stop: ``"first"`` as above; ``"all"``: a component that has ended is not drawn from any
                 more, and the others continue with their weights, until all have; ``"never"``: each
                 restarts when it has ended, reshuffled.

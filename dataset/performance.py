@@ -190,7 +190,7 @@ _COMPUTED_ELSEWHERE = (
 
 
 class _Unbuffered(PipelineEditor):
-    """Lets everything be computed in this thread, and not before it is asked for."""
+    """Lets everything be computed in this thread, and not before it is requested."""
 
     def _replace(self, ds: Any) -> Any:
         if isinstance(ds, PrefetchIterDataset):

@@ -12,8 +12,8 @@ length of a run:
 3. One call in some is timed where calls take less than 0.4 ms and are not for blocks, and stands
    for those before it, which are only counted. So the cost stays below a few per cent. Where that
    misses long calls after all, all are timed from then on.
-4. What is dear (how large an element is, what it looks like, the timeline) is looked at now and
-   then, when ``attend_at`` says so.
+4. What is expensive (how large an element is, what it looks like, the timeline) is looked at now
+   and then, when ``attend_at`` says so.
 """
 
 from __future__ import annotations

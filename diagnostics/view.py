@@ -38,7 +38,7 @@ def observe(it: Any, *, trace: bool = False, stall_seconds: float | None = None)
 
     Outputs, their order and states stay the same. It costs about 0.5 µs for each output and 0.1 µs
     or more for a call of a stage, which takes a block of elements wherever it can; afterwards
-    nothing of it is left. An iterator that is observed already (by an option, say) stays so.
+    nothing of it is left. An iterator that is observed already (such as by an option) stays so.
 
     Args:
         it: an iterator of a dataset or of a ``DataLoader``.
@@ -138,7 +138,7 @@ def _observed(
 ) -> View:
     start = it.get_state()
     with observe(it):  # for what there is to say if it is stuck
-        # what starting takes is not what is asked for
+        # the time of starting is not wanted
         if attended.call(lambda: next(it, _END), seconds=start_seconds) is _END:
             raise ValueError(f"the pipeline has no elements to diagnose: {it!s:.200}")
     with observe(it) as view:

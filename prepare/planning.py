@@ -43,7 +43,7 @@ def planned(
 
     Args:
         ds: the pipeline.
-        format: as it was asked for.
+        format: as requested.
         request: ``records_per_file`` and ``bytes_per_file``, either of which may be ``None``.
         is_fitted: True if the format is that of a folder, which further elements must fit.
 

@@ -184,7 +184,7 @@ def _lists(column: Any) -> _Column:
 
 
 def _made_when_read(array: Any) -> _Column:
-    """Values that are made when they are asked for."""
+    """Values that are made when they are requested."""
     import pyarrow
 
     def values(rows: Sequence[int]) -> Sequence[Any]:

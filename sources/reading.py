@@ -33,8 +33,8 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
 
     A vectored read is the method ``__getitems__`` or ``_getitems``, provided that its class does
     not come after the one that defines ``__getitem__``: a subclass that overrides ``__getitem__``
-    alone (to parse records, say) is read by it. A data set of Hugging Face in a format (``numpy``,
-    ``jax``) is read one by one: of a block it makes other types.
+    alone (such as to parse records) is read by it. A data set of Hugging Face in a format
+    (``numpy``, ``jax``) is read one by one: of a block it makes other types.
 
     Args:
         source: anything with ``__getitem__``.

@@ -7,7 +7,7 @@ Guarantees:
 
 1. No call waits longer than it says, regardless of interrupts of calls before it, in this thread or
    another one.
-2. How the process ended is not lost by an interrupt: it is asked for and kept in one call of a
+2. How the process ended is not lost by an interrupt: it is requested and stored in one call of a
    function of C, in the middle of which no handler runs.
 3. A process that has ended is sent no signal: another one may have its number by now.
 """

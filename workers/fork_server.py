@@ -18,8 +18,9 @@ Guarantees:
 3. ``fork`` does not wait, also while the fork server starts. Where there will be no worker, because
    the fork server has died or the system lets it fork none, the process has ended and was not born;
    its owner starts one directly then, unnoticed. The same holds for a worker that is not forked
-   within a second, because the fork server is stopped (by a debugger, say), or within five seconds,
-   because the fork server is still starting. That fork server is asked for no other worker.
+   within a second, because the fork server is stopped (such as by a debugger), or within five
+   seconds, because the fork server is still starting. That fork server is asked for no other
+   worker.
 4. Only the fork server knows a worker's id for certain, as the process that waits for it. So it
    sends the signals; and it writes ids and ends of workers into memory that this process reads, as
    often as it likes: no interrupt loses them, and no lock is taken.

@@ -40,7 +40,7 @@ _named: dict[str, Any] = {}
 
 
 class _ActorSlot:
-    """An actor that is asked for, again if it is lost.
+    """An actor that is requested, again if it is lost.
 
     Args:
         index: its number.

@@ -43,7 +43,7 @@ _MAX_ERRORS = 1000  # that hang together
 _MAX_BYTES = 1 << 26
 
 _HEAPTYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not one of the types that are compiled into Python
-# its descriptors get and set what a class may hide or forbid (a frozen one, say)
+# its descriptors get and set what a class may hide or forbid (such as a frozen one)
 _BASE: Any = vars(BaseException)
 _GROUP: Any = vars(BaseExceptionGroup)
 _NOT_FIELDS = {"args", "__dict__", "__traceback__", "__class__", "__weakref__"}

@@ -396,7 +396,7 @@ class _Block:
 
     def leave(self, size: int) -> None:
         """Computes no more than the first ``size`` elements, or one more that was begun in this
-        moment, which is in vain.
+        moment, which is discarded.
         """
         self.size = size
         del self._todo[size:]
@@ -412,6 +412,6 @@ class _Block:
             deque(map(append, map(_of_pair, zip(self._todo, elements, strict=False))), maxlen=0)
             check_number(len(self._elements), self.size)
         except BaseException as error:
-            if len(self._elements) < self.size:  # else it was begun in vain
+            if len(self._elements) < self.size:  # else it is discarded
                 return error
         return None

@@ -3,7 +3,7 @@
 Guarantees:
 
 1. Elements come in the order of their indices. An error comes after the elements before it, when
-   the one that failed is asked for; the next attempt computes that one again.
+   the one that failed is requested; the next attempt computes that one again.
 2. What was computed and not handed out is not computed again if the consumer continues there, also
    after an error.
 3. With one thread, or none, a source that may not give the same record again (see
@@ -102,7 +102,7 @@ class Reader(_Items):
         self._keeps = False  # whether there may be something of the following
         self._kept: list[Any] = []
         self._error: BaseException | None = None
-        # of elements before ``_index``, which are handed out when they are asked for
+        # of elements before ``_index``, which are handed out when they are requested
         self._part: Iterator[Any] | None = None
         # computes the elements from ``_live_index`` to ``_live_stop``
         self._live: Iterator[Any] | None = None

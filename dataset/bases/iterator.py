@@ -65,7 +65,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
         self._gm_claim = Claim()
-        if parents != ():  # as quick as can be for the components of mixtures
+        if parents != ():  # fast for the components of mixtures
             self._gm_parents = as_parents(parents, DatasetIterator)
             if any([parent._gm_counts_faults for parent in self._gm_parents]):
                 self._gm_counts_faults = True

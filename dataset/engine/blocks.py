@@ -31,7 +31,7 @@ class Growing:
 
 
 class SavedPositions(Sequence[Any]):
-    """The states of positions, each made when it is asked for.
+    """The states of positions, each made when it is requested.
 
     Args:
         stream: the stream.

@@ -119,18 +119,18 @@ class Choices:
 
     @property
     def num_asked(self) -> int:
-        """The number of choices that were asked for."""
+        """The number of choices that were requested."""
         return sum(self.counts.values())
 
     @property
     def are_new(self) -> bool:
-        """True if more was asked for than is known: what was chosen last is of no element of an
+        """True if more was requested than is known: what was chosen last is of no element of an
         earlier run.
         """
         return any([num > self.until.get(key, 0) for key, num in self.counts.items()])
 
     def note(self, key: str, choice: Any) -> None:
-        """Record that the choice that was asked for last is ``choice``, which is unusual."""
+        """Record that the choice that was requested last is ``choice``, which is unusual."""
         num = self.counts[key]
         self._made.setdefault(key, []).append((num - 1, choice))
         if num > self.until.get(key, 0) and self.outer is not None:

@@ -187,7 +187,7 @@ class Read(Stream):
 
     @cached
     def _reads_many(self) -> bool:
-        """True if elements that are asked for together are read before they are requested."""
+        """True if elements of one request are read before they are requested one by one."""
         return self.ds._gm_draws_blocks or self.ds._gm_draws_many
 
     def has_gaps(self) -> bool:

@@ -4,8 +4,8 @@ Guarantees:
 
 1. A lane is handed over between two of its outputs. The worker that leaves it computes nothing more
    ahead for it, and sends what it has computed. So nothing is computed twice, but for what a
-   restored state computes again (the window of a shuffle, say), and what is lost with a worker that
-   dies.
+   restored state computes again (such as the window of a shuffle), and what is lost with a worker
+   that dies.
 2. A new worker gets lanes when it is up: until then the others continue with them, or the consumer
    does.
 3. Lanes move only after ``resize``. As long as a worker that has died is accounted for, its lanes

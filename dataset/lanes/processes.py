@@ -195,7 +195,7 @@ class LanesOfWorker(NamedWorker):
         self._suspect: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
         self.num_received = 0  # elements
-        self._has_begun = False  # the worker computes nothing that was asked for before
+        self._has_begun = False  # the worker computes nothing that was requested before
 
     def begin(self) -> None:
         """Let the worker start, and wait for lanes."""

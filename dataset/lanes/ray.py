@@ -5,7 +5,7 @@ Guarantees:
 1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others
    continue with them from there. So every element comes once, in order, however often that happens.
 2. Lanes are computed by the actors that are there, as many by each; one that comes later takes some
-   over, and so does one that is asked for by ``resize``. No lane changes its actor otherwise.
+   over, and so does one that is requested by ``resize``. No lane changes its actor otherwise.
 3. A lane whose actors die again and again, without any of its elements coming in between, gets an
    error.
 """
@@ -29,7 +29,7 @@ from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 _log = logging.getLogger("gristmill")
 
 _LOOK_SECONDS = 0.5  # between two looks at which actors are there
-_ROOM_SECONDS = 10.0  # for which actors that were asked for are waited for, before they count
+_ROOM_SECONDS = 10.0  # wait for requested actors before they count
 _MAX_DEATHS = 5  # in a row, of actors that were at the lane that was waited for
 _CAREFUL_DEATHS = 2  # from then on that lane is computed first, and nothing ahead
 
@@ -147,7 +147,7 @@ class LanesOnRay:
         self._num_wanted = num_workers
         self._look_at = 0.0
         self._num_before = 0  # elements received from actors that are gone
-        self.is_settled = False  # the actors that were asked for are there, or have no room
+        self.is_settled = False  # the requested actors are there, or have no room
         self._settled_by = time.monotonic() + _ROOM_SECONDS
 
     @property

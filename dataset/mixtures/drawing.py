@@ -59,7 +59,7 @@ class Drawing:
         self.is_simple = False
         self._pauses = False  # the mixture ended here in an earlier run, and does not now
         self.record = None if self.choices is None else Recorded(mix, self.choices)
-        self._asked: Recorded | None = None  # which was asked for the last turn
+        self._asked: Recorded | None = None  # which was requested for the last turn
         # A plan, how many components have ended, and what is left of the plan without them.
         self._left: tuple[Plan, int, tuple[Plan, Places]] | None = None
         self._held: _HeldShares | None = None

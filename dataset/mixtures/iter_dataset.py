@@ -93,7 +93,8 @@ class MixedIterDataset(IterDataset[T]):
                 if self._stop == "never" and self._plan.end is None
                 else at_most(added(lengths))
             )
-        # It ends with the first component whose turn comes in vain, which depends on the pattern.
+        # It ends with the first component that is drawn from without an element left, which depends
+        # on the pattern.
         total = at_most(added(lengths))
         is_endless = lengths == [Infinite()] * len(lengths)
         return total if is_endless or not isinstance(total, Infinite) else Unknown()

@@ -326,7 +326,8 @@ class PlannedSelectionMap(BlockSelectionMap):
 
 
 def _end_of(phase: _Phase, lengths: Sequence[int]) -> tuple[int, int | None]:
-    """Return the position at which the turn of a component comes in vain, and which one that is;
+    """Return the position at which a component without elements is drawn from, and which one that
+    is;
     ``None``: there are no more turns.
     """
     low = phase.start

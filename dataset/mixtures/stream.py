@@ -116,7 +116,7 @@ class Mix(Stream):
     def index_of(self, pos: Pos) -> int:
         at = self.settled(pos)
         self._check_index(at.earlier_plans)
-        return at.num_asked - at.has_ended  # the last one was asked for in vain
+        return at.num_asked - at.has_ended  # the last request found no element
 
     def at_index(self, index: int) -> Pos:
         self._check_index(())

@@ -46,7 +46,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     ``i * max_fan_out + j``.
 
     Where an element has fewer items, there is no element (``None``). Order: the parent's. Cost: one
-    call per element of the parent, where its items are asked for in blocks or one after another; so
+    call per element of the parent, where its items are requested in blocks or one after another; so
     items that share memory with one another must not be changed in place.
 
     Args:

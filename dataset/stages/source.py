@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class SourceMapDataset(BlockMapDataset[T]):
-    """Element ``i`` is ``source[i % len(source)]``; the length is asked for every time.
+    """Element ``i`` is ``source[i % len(source)]``; the length is taken every time.
 
     Order: the source's. Cost: that of the source's reads, a block in one vectored read where the
     source has one.

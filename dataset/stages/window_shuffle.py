@@ -123,7 +123,7 @@ class WindowShuffleIterDataset(IterDataset[T]):
     Order: the elements of window ``k`` are permuted by ``index_shuffle`` with seed ``seed + k`` and
     come out from the back. State: the parent's before the window, the number of the window, and how
     many of its elements were delivered. To continue there, the window is read again when the first
-    element is asked for. Cost: half a millisecond per window.
+    element is requested. Cost: half a millisecond per window.
 
     When ``next`` fails because of an element of the window, ``skip_failed`` skips the whole window,
     as it does with a batch.

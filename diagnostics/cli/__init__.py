@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, by default those of the process.
 
     Raises:
-        SystemExit: the arguments are wrong, or help was asked for.
+        SystemExit: the arguments are wrong, or help was requested.
     """
     try:
         try:

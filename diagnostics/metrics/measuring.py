@@ -13,7 +13,7 @@ from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.probe import CountersOfThreads, Probe, StageCounts, clock
 from gristmill.diagnostics.spec_text import element_nbytes
 
-_SHARE = 50  # what is dear to measure may take this fraction of the time
+_SHARE = 50  # expensive measurements may take this fraction of the time
 
 
 def measured(original: Method, probe: Probe, lanes: CountersOfThreads) -> Method:

@@ -3,7 +3,7 @@
 Two files. ``PATH`` has a header and one record of ``_RECORD.size`` bytes for every ``every`` steps,
 at the place that follows from the step: the step, the offset of the state before it in the other
 file, its length and checksum, and a checksum of the record. ``PATH.states`` has these states, one
-after another, each with its step; and those that were asked for in between.
+after another, each with its step; and those that were requested in between.
 
 Guarantees:
 
@@ -53,7 +53,7 @@ class Ledger:
         path: the file; it is made if missing, and continued if it exists. ``PATH.states``
             is beside it.
         every: steps from one record to the next, at least 1. ``explain`` runs the steps from the
-            record before the one it is asked for: more than 1 writes less and takes longer to
+            record before the requested one: more than 1 writes less and takes longer to
             answer.
 
     Raises:

@@ -3,7 +3,7 @@
 Guarantees:
 
 1. The pipeline is used by one thread only. A request waits some seconds at most, and then gets the
-   progress; what is computed continues meanwhile, and is there when it is asked for again.
+   progress; what is computed continues meanwhile, and is there at the next request.
 2. The latest outputs are kept, as long as they are small; the very latest always.
 """
 
@@ -149,7 +149,7 @@ class Outputs:
                 if not self._attended.is_stuck:
                     result = self._attended.call(work, progress=lambda: self._steps.reached)
                 else:
-                    self._attended.call(lambda: None)  # comes after what was asked for before
+                    self._attended.call(lambda: None)  # runs after earlier requests
                     result = found()
             except PipelineStalledError as error:
                 return Waiting(self._steps.reached, str(error).strip())

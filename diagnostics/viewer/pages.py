@@ -77,7 +77,7 @@ class PageFrame:
 
     Args:
         root: the address that all others begin with.
-        name: of the pipeline, as it was asked for.
+        name: of the pipeline, as requested.
         about: what kind of pipeline it is, in some words.
         looks: the way to show leaves.
         is_batched: whether outputs are batches according to the pipeline.

@@ -315,7 +315,7 @@ class CachedFiles(Files):
         missing = [place for place, piece in enumerate(pieces) if piece is None]
         groups, read = _few_blocks_at_a_time(missing, ranges, self._layout.block_bytes), self._fetch
         if missing and time.monotonic() < self._keep_again_at:
-            # Whole blocks would be fetched in vain.
+            # Whole blocks would be fetched without need.
             groups, read = iter([missing]), super()._read_remote
         for places in groups:
             found = read([ranges[place] for place in places])

@@ -5,7 +5,7 @@ What holds when several threads and processes use one ``Files``:
 1. Any thread may read at any time: no reader keeps a position.
 2. A file is opened by the first read of a process that needs it. Copies (pickles) carry paths and
    sizes, and open again.
-3. What comes back is as long as what was asked for. A file that is not what it was is an error (see
+3. What comes back is as long as requested. A file that is not what it was is an error (see
    ``local``).
 4. Connections to stores and servers belong to the process, not to a ``Files`` (see ``remote``).
 """

@@ -7,9 +7,9 @@ What holds when several threads and processes read:
    that says so, or, from fsspec, its own.
 2. Requests run together in the threads of one pool, ``_MAX_REQUESTS`` at a time in a process. No
    request waits for another, and a thread that waits for them can be interrupted.
-3. What comes back is of the object that was found at first and as long as what was asked for, or an
+3. What comes back is of the object that was found at first and as long as requested, or an
    error is raised: each answer says which object it is of (its entity tag, or when it was changed),
-   and which bytes of it. An answer that says something else is asked for again, and never used. A
+   and which bytes of it. An answer that says something else is requested again, and never used. A
    warning names servers that report neither tag nor time.
 4. Every wait ends: an answer has 30 seconds, and a silent server is given up after two of them, a
    minute.
@@ -78,7 +78,7 @@ class Found(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One range of a file that is asked for, and what of it is wanted: for each part its owner and
+    """One range of a file that is requested, and its parts: for each part its owner and
     place.
     """
 

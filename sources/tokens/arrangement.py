@@ -20,7 +20,7 @@ _ONLY_MEGATRON = "for order='megatron' only: another part of the elements is a s
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The elements that are asked for. The arguments are those of ``TokenSource``."""
+    """The elements that are requested. The arguments are those of ``TokenSource``."""
 
     format: str
     dtype: Any

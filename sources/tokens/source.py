@@ -56,7 +56,7 @@ class TokenSource(ShardedSource[NDArray[Any]]):
         order: ``None``, ``"megatron"`` or ``"olmo"``, as above.
         seed: with ``order="megatron"``, Megatron's ``--seed``; with ``order="olmo"``, OLMo's seed
             plus the number of the epoch, counted from 0, and ``None`` leaves chunks in order.
-        num_samples: with ``order="megatron"``, how many samples are asked for: training steps times
+        num_samples: with ``order="megatron"``, the number of samples: training steps times
             the global batch. There are as many as whole epochs have, so maybe more. ``None`` is one
             epoch.
         split: with ``order="megatron"``, its ``--split``, such as ``"969,30,1"``. ``None`` takes

@@ -45,7 +45,7 @@ class ArrayTable:
 
 
 class FileTable:
-    """A table in a file, of which only the rows that are asked for are read.
+    """A table in a file, of which only the requested rows are read.
 
     Args:
         files: the files that it is one of.
