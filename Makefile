@@ -14,8 +14,9 @@ TORCH := 2.13.0
 ORBAX_OLDEST := 0.11.17
 # Libraries that prepare data sets.
 WRITERS := litdata==0.2.76 mosaicml-streaming==0.13.0 datasets==5.0.1
-# What decodes images, and a loader of images.
-IMAGES := jax==0.10.2 pillow==13.0.0 simplejpeg==1.9.0 spdl==0.8.0
+# Libraries that decode and transform images, and a loader of images.
+IMAGES := jax==0.10.2 pillow==13.0.0 simplejpeg==1.9.0 spdl==0.8.0 torchvision==0.28.0 \
+  albumentations==2.0.8 opencv-python-headless==4.14.0.94
 # Libraries that use Grain and come with their tests, which tests/clients runs; flax has them in its source archive only.
 CLIENTS := flax==0.12.8 keras==3.15.1
 CLIENTS_NEED := clu==0.0.12 jax==0.10.2 jaxtyping==0.3.11 pytest==9.2.0 sentencepiece==0.2.0 tensorboard==2.21.0 \
@@ -139,11 +140,15 @@ peers:  ## install what we compare with and the oldest Orbax, each in its own en
 	$(call install,.peers/writers) $(WRITERS) pillow
 	@touch $@
 
-# Decoders and loaders of images, and this package.
+# Libraries for images, and this package: the guide to training on images runs in it.
 .peers/images/.installed: Makefile setup.cfg pyproject.toml
 	$(call ensure_venv,.peers/images)
 	.peers/images/bin/python -m pip install --quiet --no-compile torch==$(TORCH)
 	$(call install,.peers/images) $(IMAGES) --editable .
+	@# Beside a CPU build of PyTorch, PyPI's torchvision lacks its operators, and fails to describe them.
+	@# Its transforms need none of them.
+	@.peers/images/bin/python -c 'import torchvision' 2>/dev/null || \
+	  for file in .peers/images/lib/python3.*/site-packages/torchvision/_meta_registrations.py; do : > $$file; done
 	@touch $@
 
 # This package with the oldest Orbax that setup.cfg admits: tests/checkpoint/test_oldest_orbax.py runs in it.

@@ -173,7 +173,7 @@ def __dir__() -> list[str]:
 
 
 def _new_observer() -> Any:
-    """For ``gristmill.core.hooks``."""
+    """Returns an observer, for ``gristmill.core.hooks``."""
     return importlib.import_module("gristmill.diagnostics.automatic").automatic_observer()
 
 

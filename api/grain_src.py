@@ -25,7 +25,7 @@ _ROOT = "grain._src"
 
 
 def _of(module: str, names: str) -> dict[str, tuple[str, str]]:
-    """Names of a public module: what to write, and where it is."""
+    """Returns names of a public module: what to write, and where it is."""
     return {
         name: (f"{module}.{name}" if module else name, f"gristmill.{module}".rstrip("."))
         for name in names.split()
@@ -33,7 +33,7 @@ def _of(module: str, names: str) -> dict[str, tuple[str, str]]:
 
 
 def _instead(what: str, where: str, names: str) -> dict[str, tuple[str, str]]:
-    """Names that are not public: what to write instead, and where they are."""
+    """Returns names that are not public, with their replacements."""
     return dict.fromkeys(names.split(), (what, where))
 
 
@@ -210,7 +210,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def find_private(fullname: str) -> importlib.machinery.ModuleSpec:
-    """The spec of ``grain._src`` or a module below it, for the import system.
+    """Returns the spec of ``grain._src`` or a module below it, for the import system.
 
     Raises:
         ModuleNotFoundError: the module does not exist here.

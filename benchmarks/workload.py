@@ -29,7 +29,7 @@ class Workload:
     Args:
         name: a few words for the table.
         unit: what the table counts in.
-        scale: how many units a second has (or whatever a run measures).
+        scale: how many units a second has (or what else a run measures).
         count: how many elements (records, calls) a run handles; figures are per element.
         candidates: from a candidate's name to a function that takes a module and returns a run.
             ``gristmill``, ``grain`` and ``torch`` get the module of that name in the environment it

@@ -67,7 +67,7 @@ class CheckpointHandler:
 
     @classmethod
     def typestr(cls) -> str:
-        """The name under which Orbax notes the handler."""
+        """Returns the name under which Orbax notes the handler."""
         return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -82,7 +82,7 @@ class _Pending:
 
 
 def _position(item: Any, args: Any) -> tuple[str, dict[str, Any] | None]:
-    """The text of an iterator's state, and what describes its pipeline."""
+    """Returns the text of an iterator's state, and what describes its pipeline."""
     iterator = _iterator(item, args)
     if isinstance(iterator, DatasetIterator):
         return state_to_text(iterator._gm_alone(iterator.get_state)), _describe(iterator)

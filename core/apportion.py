@@ -20,8 +20,8 @@ from gristmill.core.keyed_hash import mixed
 
 
 def largest_remainders(length: int, shares: Sequence[Fraction]) -> list[int]:
-    """``length`` divided in proportion to ``shares``, which sum to 1: rounded down, and one more
-    where most was lost.
+    """Returns ``length`` divided in proportion to ``shares``, which sum to 1: rounded down, and one
+    more where most was lost.
 
     Example:
         >>> largest_remainders(10, [Fraction(2, 3), Fraction(1, 6), Fraction(1, 6)])
@@ -65,16 +65,16 @@ class Apportionment:
         return self.length < 2**31
 
     def position(self, part: int, index: Any) -> Any:
-        """The position of element ``index`` of a part: of an ``int``, or of each entry of an
-        array.
+        """Returns the position of element ``index`` of a part: of an ``int``, or of each entry of
+        an array.
         """
         for level in range(part, -1, -1):
             index = self._among(level, index, in_part=level == part)
         return index
 
     def _among(self, level: int, index: Any, *, in_part: bool) -> Any:
-        """The position, in the union of both, of element ``index`` of part ``level`` or of the rest
-        without it.
+        """Returns the position, in the union of both, of element ``index`` of part ``level`` or of
+        the rest without it.
         """
         length, size, rest = self._left[level], self.sizes[level], self._left[level + 1]
         if not (rest if in_part else size):  # the other is empty
@@ -90,7 +90,7 @@ class Apportionment:
         return first + offset + (offset >= self._choice(level, run, first, chosen))
 
     def _choice(self, level: int, run: Any, first: Any, num_runs: int) -> Any:
-        """Which position of ``run`` is the one that is chosen."""
+        """Returns which position of ``run`` is the one that is chosen."""
         size = (run + 1) * self._left[level] // num_runs - first
         chosen = mixed(run, mixed(level, self._seed))
         if isinstance(size, np.ndarray) and size.dtype != object:

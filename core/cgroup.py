@@ -17,7 +17,7 @@ _ROOT = Path("/")
 
 
 def usable_cpus(root: Path = _ROOT) -> int:
-    """The number of CPUs that this process may keep busy, at least 1.
+    """Returns the number of CPUs that this process may keep busy, at least 1.
 
     Args:
         root: the folder that has ``proc`` and ``sys``.
@@ -40,7 +40,7 @@ def usable_cpus(root: Path = _ROOT) -> int:
 
 
 def available_memory(root: Path = _ROOT) -> float:
-    """The bytes that this process's control group may still take; infinite without a limit.
+    """Returns the bytes that this process's control group may still take; infinite without a limit.
 
     Files that the kernel keeps in memory and can drop count as free.
 
@@ -63,8 +63,8 @@ def available_memory(root: Path = _ROOT) -> float:
 
 
 def usable_memory(root: Path = _ROOT) -> int:
-    """The bytes of memory that this process may use at most, by its control groups and by what the
-    machine has.
+    """Returns the bytes of memory that this process may use at most, by its control groups and by
+    what the machine has.
 
     Args:
         root: the folder that has ``proc`` and ``sys``.
@@ -82,7 +82,9 @@ def usable_memory(root: Path = _ROOT) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those that it is inthat are visible."""
+    """Yields the folders of this process's control group and of those that it is in that are
+    visible.
+    """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
@@ -102,7 +104,8 @@ def _statistics(group: Path) -> dict[str, int]:
 
 
 def _number(path: Path, place: int = 0) -> int | None:
-    """The number at one place in a file; ``None`` if there is something else ("max") or nothing."""
+    """Returns the number at one place in a file; ``None`` if there is something else ("max") or
+    nothing."""
     words = _text(path).split()
     return (
         int(words[place]) if place < len(words) and words[place].lstrip("-").isdecimal() else None
@@ -110,7 +113,7 @@ def _number(path: Path, place: int = 0) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """The contents of a file; empty if there is none, or it cannot be read."""
+    """Returns the contents of a file; empty if there is none, or it cannot be read."""
     try:
         return os.fsdecode(path.read_bytes())  # there are names of folders in it
     except OSError:

@@ -81,6 +81,6 @@ class ShapeDtypeStruct:
 
 
 def map_spec(fn: Callable[[Any], Any], spec: Any) -> Any:
-    """``spec`` with ``fn`` of each of its leaves in their places."""
+    """Returns ``spec`` with ``fn`` of each of its leaves in their places."""
     leaves, structure = tree.flatten(spec)
     return tree.unflatten(structure, [fn(leaf) for leaf in leaves])

@@ -175,7 +175,7 @@ def drop_notes_of_serializing(error: BaseException) -> None:
 
 
 def missing_package(package: str, extra: str, purpose: str) -> ImportError:
-    """The error for an optional dependency that is not installed.
+    """Returns the error for an optional dependency that is not installed.
 
     Example:
         >>> print(missing_package("jax", "jax", "device_put"))
@@ -194,8 +194,8 @@ class SourceEnded(Exception):
 
 
 def stop_iteration_error(source: str) -> RuntimeError:
-    """The error raised in place of a ``StopIteration`` that escapes from a user's function: it must
-    not end the stream (as in PEP 479).
+    """Returns the error raised in place of a ``StopIteration`` that escapes from a user's function:
+    it must not end the stream (as in PEP 479).
     """
     return RuntimeError(
         f"user code in {source} raised StopIteration, which would have ended the data silently; "

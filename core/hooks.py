@@ -9,7 +9,7 @@ from typing import Any
 
 
 def new_observer() -> Any:
-    """An observer of a new pipeline, as options and environment want it (see
+    """Return an observer of a new pipeline, as options and environment want it (see
     ``gristmill.diagnostics.automatic``).
     """
     return sys.modules["gristmill"]._new_observer()
@@ -21,7 +21,7 @@ def explained(it: Any) -> Any:
 
 
 def pipeline_html(pipeline: Any) -> str:
-    """The HTML that a notebook shows of a dataset or loader (see
+    """Return the HTML that a notebook shows of a dataset or loader (see
     ``gristmill.diagnostics.notebook``).
     """
     html: str = sys.modules["gristmill"]._pipeline_html(pipeline)

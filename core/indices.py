@@ -19,8 +19,8 @@ _INT64_MAX = 2**63 - 1
 
 
 def as_array(indices: Indices, limit: int) -> NDArray[Any]:
-    """``indices`` as an int64 array [n] if none exceeds ``limit`` in magnitude, else as an object
-    array [n].
+    """Returns ``indices`` as an int64 array [n] if none exceeds ``limit`` in magnitude, else as an
+    object array [n].
 
     Args:
         indices: the block; not empty.
@@ -44,5 +44,5 @@ def as_array(indices: Indices, limit: int) -> NDArray[Any]:
 
 
 def as_ints(indices: Indices) -> Sequence[int]:
-    """``indices`` as built-in ``int``s, for user code."""
+    """Returns ``indices`` as built-in ``int``s, for user code."""
     return indices.tolist() if isinstance(indices, np.ndarray) else indices

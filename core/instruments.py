@@ -1,4 +1,4 @@
-"""Puts a function between an object of ours and those who call one of its methods. No other object
+"""Puts a function between an object of ours and the callers of one of its methods. No other object
 of its class is changed.
 
 An object that can be observed that way has a method that takes the hooks, such as
@@ -31,7 +31,7 @@ def shadow(owner: Any, name: str, wrap: Wrap | None) -> None:
 
 
 def shadow_for_good(owner: Any, name: str, wrap: Wrap | None) -> None:
-    """The same for an object that lives as long as its process: what ``wrap`` is given is the bound
+    """Does the same for an object that lives as long as its process: ``wrap`` gets the bound
     method.
     """
     shadow(owner, name, None if wrap is None else lambda method: wrap(partial(method, owner)))

@@ -65,8 +65,8 @@ def _encoded(key: Any) -> bytes:
 
 
 def mixed(value: Any, seed: int) -> Any:
-    """A hash of 64 bits: of an ``int``, or of each of an array of integers; ``seed`` is one below
-    ``2**64``.
+    """Returns a hash of 64 bits: of an ``int``, or of each of an array of integers; ``seed`` is one
+    below ``2**64``.
     """
     if isinstance(value, np.ndarray) and value.dtype != object:
         value = value.astype(np.uint64)

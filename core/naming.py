@@ -21,8 +21,8 @@ _FUNCTIONS = (
 
 
 def transform_name(transform: Any) -> str:
-    """The name of a user's transformation: a class name, its own ``str``, or a function's name and
-    place.
+    """Returns the name of a user's transformation: a class name, its own ``str``, or a function's
+    name and place.
 
     Example:
         >>> transform_name(len)
@@ -36,15 +36,15 @@ def transform_name(transform: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """``text`` without the memory addresses in Python's default ``repr``, which differ in every
-    run.
+    """Returns ``text`` without the memory addresses in Python's default ``repr``, which differ in
+    every run.
     """
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def stable_repr(value: Any) -> str:
-    """``repr(value)`` for a state or a description, which an interrupt must not spoil for later
-    ones.
+    """Returns ``repr(value)`` for a state or a description, which an interrupt must not spoil for
+    later ones.
 
     Dataclasses guard their ``repr`` against recursion: after an interrupt at the wrong moment there
     is ``...`` in its place from then on. Here it is made without that guard.
@@ -88,8 +88,8 @@ def _has_generated_repr(kind: type) -> bool:
 
 
 def one_line(text: str, limit: int) -> str:
-    """``text`` for a terminal or a log: its lines joined, control characters made visible, cut to
-    ``limit`` characters.
+    """Returns ``text`` for a terminal or a log: its lines joined, control characters made visible,
+    cut to ``limit`` characters.
 
     Example:
         >>> one_line("two\\nlines, \\x1b[31mred", 40)
@@ -101,8 +101,8 @@ def one_line(text: str, limit: int) -> str:
 
 
 def visible(text: str) -> str:
-    """``text``, with escapes for what is not printable: it must neither command a terminal nor
-    change how text looks.
+    """Returns ``text``, with escapes for what is not printable: it must neither command a terminal
+    nor change how text looks.
     """
     return (
         text

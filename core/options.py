@@ -13,7 +13,7 @@ from gristmill.core.errors import as_int, check_word
 
 _log = logging.getLogger("gristmill")
 
-MAX_LANES = 1 << 16  # as many as a message between processes can tell apart
+MAX_LANES = 1 << 16  # the largest number that a message between processes can carry
 AUTO_LANES = 16  # with ``"auto"``, where no number is given: the same on every machine
 AUTO_THREADS = 64  # the most that read with ``"auto"``
 
@@ -90,10 +90,10 @@ class MultiprocessingOptions:
             ``None`` as a value removes one. By default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is
             visible there.
         num_lanes: into how many lanes the stream is divided, at least as many as workers and at
-            most 65 536. Elements, their order and states follow from this number alone, whatever
-            ``num_workers`` is: with 8 lanes, 0, 1, 3 or 8 workers give what 8 workers give without
-            it, and read each other's states. A worker computes whole lanes. ``None``: one for each
-            worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10
+            most 65 536. Elements, their order and states depend on this number alone, not on
+            ``num_workers``: with 8 lanes, 0, 1, 3 or 8 workers give what 8 workers give without it,
+            and read each other's states. A worker computes whole lanes. ``None``: one for each
+            worker. Every lane has its own copy of what stateful stages keep: a window shuffle of 10
             000 elements of 1 kB takes 10 MB in each, 80 MB in 8 lanes, wherever these are computed.
             Sources are shared by the lanes of a process, and so are the threads and the read-ahead
             of ``ReadOptions``, of which each lane uses its part.
@@ -274,12 +274,12 @@ class DatasetOptions:
             shared memory.
         max_threads: the most threads that read or pull ahead below one iterator, at least 1. Worker
             processes share them, at least one for each. ``None``: in each process 16, twice the
-            number of CPUs, or the ``num_threads`` of one of the steps, the largest of these.
+            number of CPUs, or the ``num_threads`` of one of the stages, the largest of these.
         max_bytes_ahead: the most bytes that elements which threads have ready or compute ahead, and
             outputs of workers that wait to be taken, take below one iterator, in all of its
             processes, if their sizes are known beforehand; at least 1. ``None``: an eighth of the
-            memory that the process may use. What the consumer waits for is computed whatever it
-            takes, and each worker may have an output waiting and one that it makes.
+            memory that the process may use. What the consumer waits for is computed in any case,
+            and each worker may have an output waiting and one that it makes.
 
     Raises:
         TypeError, ValueError: a value is of the wrong type or out of range.
@@ -345,7 +345,7 @@ class DatasetOptions:
         return f"DatasetOptions({given})"
 
     def merge(self, other: DatasetOptions | None) -> DatasetOptions:
-        """These options, completed by what only ``other`` gives."""
+        """Returns these options, completed by those that only ``other`` gives."""
         if other is None or not other._given:
             return self
         if not self._given:

@@ -10,7 +10,7 @@ class BlockSize:
     """The size of the next block: it grows 1, 2, 4, … while a block takes less than about a
     millisecond.
 
-    So small elements cost little more than they do without anybody in between, and none waits long
+    So small elements cost little more than without blocks, and none waits long
     for others.
     """
 
@@ -35,7 +35,7 @@ class BlockSize:
             most: no block becomes larger; one that is stays so.
             num: how many came of them, if they need not be all.
             is_heavy: there is another reason for smaller blocks.
-            may_grow: there is none against larger ones.
+            may_grow: there is no reason against larger ones.
         """
         if is_heavy or seconds > _SLOW_SECONDS:
             self.now = max(1, min(self.now, (size if num is None else num) // 2))
@@ -43,5 +43,5 @@ class BlockSize:
             self.now = max(self.now, min(2 * size, most))
 
     def restart(self) -> None:
-        """The next block is of one element."""
+        """Resets the size of the next block to one element."""
         self.now = 1

@@ -41,7 +41,9 @@ def _mix(value: int) -> int:
 
 @lru_cache(maxsize=256)
 def round_keys(seed: int, rounds: int) -> tuple[int, ...]:
-    """The cipher's keys: ``rounds`` 32-bit words that C++'s ``std::seed_seq{seed}`` generates."""
+    """Returns the cipher's keys: ``rounds`` 32-bit words that C++'s ``std::seed_seq{seed}``
+    generates.
+    """
     n = rounds
     t = 11 if n >= 623 else 7 if n >= 68 else 5 if n >= 39 else 3 if n >= 7 else (n - 1) // 2
     p = (n - t) // 2
@@ -74,8 +76,8 @@ def _half_bits(max_index: int) -> int:
 
 @lru_cache(maxsize=17)
 def _round_array(half: int) -> NDArray[np.uint32]:
-    """The round function of every ``half``-bit word, for ``half <= 16``: one look-up is far cheaper
-    than the rotations.
+    """Returns the round function of every ``half``-bit word, for ``half <= 16``: one look-up is far
+    cheaper than the rotations.
     """
     return _round(np.arange(1 << half, dtype=np.uint64), half).astype(np.uint32)
 
@@ -130,7 +132,7 @@ def _permute_one(index: int, max_index: int, seed: int, rounds: int) -> int:
 
 
 def _encrypt(values: NDArray[Any], half: int, keys: tuple[int, ...]) -> NDArray[Any]:
-    """One encryption of each of ``values``, uint32 if the block has at most 32 bits, uint64
+    """Returns one encryption of each of ``values``, uint32 if the block has at most 32 bits, uint64
     otherwise.
     """
     mask = (1 << half) - 1
@@ -152,8 +154,8 @@ def _encrypt(values: NDArray[Any], half: int, keys: tuple[int, ...]) -> NDArray[
 
 
 def _encrypt_16_bits(keys: tuple[int, ...]) -> NDArray[np.uint16]:
-    """One encryption of every value of the smallest block, uint16 [2**16]: in bytes, which is twice
-    as fast.
+    """Returns one encryption of every value of the smallest block, uint16 [2**16]: in bytes, which
+    is twice as fast.
     """
     keys_8 = [np.uint8(key & 0xFF) for key in keys]
     table, byte = _round_array(8).astype(np.uint8), np.arange(256, dtype=np.uint8)
@@ -171,8 +173,8 @@ def _encrypt_16_bits(keys: tuple[int, ...]) -> NDArray[np.uint16]:
 
 
 def _first_returns(step: NDArray[Any], length: int) -> NDArray[Any]:
-    """The first value below ``length`` on the walk ``i, step[i], step[step[i]], …``, for each ``i``
-    below it.
+    """Returns the first value below ``length`` on the walk ``i, step[i], step[step[i]], …``, for
+    each ``i`` below it.
 
     Args:
         step: a permutation of ``range(len(step))``, whose length is a power of two.
@@ -192,7 +194,7 @@ def _first_returns(step: NDArray[Any], length: int) -> NDArray[Any]:
             still = (values >= half).nonzero()[0]
             away, values = away.take(still), values.take(still)
         step = lower
-    # Then take every value home by doubling the steps of those outside.
+    # Then map every value back into range by doubling the steps of those outside.
     block = np.arange(len(step), dtype=step.dtype)
     home = np.where(block < length, block, step)
     values = step[:length]
@@ -203,7 +205,7 @@ def _first_returns(step: NDArray[Any], length: int) -> NDArray[Any]:
 
 
 def _permute_range(start: int, stop: int, max_index: int, seed: int) -> NDArray[np.int64]:
-    """The images of ``start … stop-1``, as int64 [stop - start]."""
+    """Returns the images of ``start … stop-1``, as int64 [stop - start]."""
     half = _half_bits(max_index)
     keys = round_keys(seed, _ROUNDS)
     # indices from here on do not fit the block: see the module's docstring
@@ -257,8 +259,8 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
 
 
 def shuffled_order(length: int, seed: int) -> NDArray[np.int64]:
-    """``index_shuffle`` of all of ``0 … length-1``, int64 [length], with ``seed`` modulo ``2**32``;
-    ``length >= 1``.
+    """Returns ``index_shuffle`` of all of ``0 … length-1``, int64 [length], with ``seed`` modulo
+    ``2**32``; ``length >= 1``.
     """
     return (
         np.zeros(1, np.int64)
@@ -294,7 +296,7 @@ class Permutation:
         return self.length if self.length <= _WHOLE else _WINDOW
 
     def one(self, epoch: int, position: int) -> int:
-        """The record at ``position`` of ``epoch``."""
+        """Returns the record at ``position`` of ``epoch``."""
         if self.length == 1:
             return 0
         if self.length <= _WHOLE:
@@ -302,8 +304,8 @@ class Permutation:
         return _permute_one(position, self.length - 1, (self.seed + epoch) & _UINT32, _ROUNDS)
 
     def many(self, epochs: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.int64]:
-        """The records at ``positions`` of ``epochs``, arrays of the same shape [n], n >= 1; int64
-        [n].
+        """Returns the records at ``positions`` of ``epochs``, arrays of the same shape [n], n >= 1;
+        int64 [n].
         """
         if self.length == 1:
             return np.zeros(len(positions), np.int64)
@@ -318,8 +320,8 @@ class Permutation:
         return result
 
     def run(self, epoch: int, start: int, num: int) -> NDArray[np.int64] | None:
-        """The records at ``start, start + 1, …`` of one epoch, read-only int64 [num], or ``None``
-        if that is no quicker.
+        """Returns the records at ``start, start + 1, …`` of one epoch, read-only int64 [num], or
+        ``None`` if that is no quicker.
         """
         size = self._window_size
         window, offset = divmod(start, size)

@@ -46,7 +46,7 @@ class RayOptions:
         num_cpus: CPUs that an actor counts for where Ray chooses its machine.
         max_bytes_ahead: bytes of elements that all actors together may have ready ahead of the
             consumer, in Ray's object store: never more than half of the smallest one in the
-            cluster, whatever this is, so that nothing is spilled to disk. A single element that is
+            cluster, for any value, so that nothing is spilled to disk. A single element that is
             larger comes alone. What ``ReadOptions`` read ahead inside of an actor is not counted.
         writable: whether arrays can be written to, at the cost of one copy; else they are read-only
             views of the object store.
@@ -134,7 +134,7 @@ def with_number(options: Any, num_workers: int) -> Any:
 
 
 def check_worker_options(name: str, options: Any) -> Any:
-    """``options``, if they say which workers to use.
+    """Return ``options``, if they say which workers to use.
 
     Raises:
         TypeError: they do not.

@@ -44,8 +44,8 @@ class RecordMetadata:
         return f"RecordMetadata(index={self.index}, record_key={self.record_key}, rng={self.rng!s})"
 
     def remove_record_key(self) -> RecordMetadata:
-        """The same metadata without its key: an element made from several records has no key of its
-        own.
+        """Returns the same metadata without its key: an element made from several records has no
+        key of its own.
         """
         return self if self.record_key is None else replace(self, record_key=None)
 

@@ -42,7 +42,7 @@ class _Origin(ISpawnableSeedSequence):
 
 
 def keyed_rng(key: int, stream: int = 0) -> np.random.Generator:
-    """``Generator(Philox(key=key, counter=[0, 0, 0, stream]))``, made faster.
+    """Returns ``Generator(Philox(key=key, counter=[0, 0, 0, stream]))``, made faster.
 
     Its children (``rng.spawn``) are the same in every run, and others in every stream.
     """
@@ -56,19 +56,19 @@ def keyed_rng(key: int, stream: int = 0) -> np.random.Generator:
 
 
 def check_seed(seed: int, *, name: str = "seed", bits: int | None = None) -> int:
-    """``seed`` as a non-negative built-in ``int``, below ``2**bits`` if given;
+    """Returns ``seed`` as a non-negative built-in ``int``, below ``2**bits`` if given;
     ``TypeError``/``ValueError`` otherwise.
     """
     return as_int(name, seed, minimum=0, maximum=None if bits is None else 2**bits - 1)
 
 
 def derive_seed(entropy: Sequence[int]) -> int:
-    """An unsigned 32-bit seed from a list of non-negative integers (of any size)."""
+    """Returns an unsigned 32-bit seed from a list of non-negative integers (of any size)."""
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
 
 
 class RngPool:
-    """Generators of the stream of one ``seed``: element ``index`` has its own, whatever was drawn
+    """Generators of the stream of one ``seed``: element ``index`` has its own, independent of draws
     for the others.
 
     ``acquire_rng(i)`` behaves as ``Generator(Philox(counter=[0, 0, op_seed, i], key=key))`` with

@@ -86,7 +86,7 @@ class ShardByJaxProcess(ShardOptions):
 
 
 def process_index_and_count() -> tuple[int, int]:
-    """This JAX process's index and the number of processes; ``(0, 1)`` where JAX is not
+    """Returns this JAX process's index and the number of processes; ``(0, 1)`` where JAX is not
     installed.
     """
     try:

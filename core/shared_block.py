@@ -141,7 +141,7 @@ def unlink(name: str) -> None:
     """
     _free_name(name)
     _names.discard(name)
-    _tell_tracker(name)
+    _notify_tracker(name)
 
 
 def free(name: str) -> None:
@@ -153,10 +153,10 @@ def free(name: str) -> None:
     if _shares_tracker():
         # If it is terminated now, as workers of a pool are, it has left the block to the main
         # process.
-        _tell_tracker(name)
+        _notify_tracker(name)
     with contextlib.suppress(OSError):  # another process has unlinked it, or it is another user's
         _free_name(name)
-    _tell_tracker(name)
+    _notify_tracker(name)
 
 
 def _free_name(name: str) -> None:
@@ -165,25 +165,23 @@ def _free_name(name: str) -> None:
 
 
 def answer_for(name: str) -> None:
-    """This process will free the name when it ends."""
+    """Makes this process free the name when it ends."""
     _watch_exit()
     _names.add(name)
 
 
 def leave(name: str) -> None:
-    """This process will not free the name when it ends, if it is a child whose main process will
-    (2).
-    """
+    """Lets the main process free the name (2): this process, a child of it, will not."""
     if _shares_tracker():
         _names.discard(name)
 
 
-def _tell_tracker(name: str) -> None:
+def _notify_tracker(name: str) -> None:
     """Makes the tracker forget a name (3), which it only does without complaint if it knows the
     name.
     """
     message = f"REGISTER:/{name}:shared_memory\nUNREGISTER:/{name}:shared_memory\n"
-    if _tracker._fd is not None:  # otherwise there is none, and it knows nothing
+    if _tracker._fd is not None:  # otherwise no tracker runs, and no name is known
         # In one write, which cannot be interrupted, and not by its methods, which hold a lock and
         # may start a process (4).
         with contextlib.suppress(OSError):

@@ -28,8 +28,8 @@ _MAX_SHOWN = 200
 
 
 def shown(value: Any, limit: int = _MAX_SHOWN) -> str:
-    """A part of a state, or an argument, in an error message: its ``repr``, on one line and
-    shortened, whatever it is.
+    """Return a part of a state, or an argument, in an error message: its ``repr``, on one line and
+    shortened, for any object.
 
     Example:
         >>> shown({"next_index": [1, 10**5000], "text": "a" * 1000}, 60)
@@ -44,8 +44,8 @@ def shown(value: Any, limit: int = _MAX_SHOWN) -> str:
 
 
 def _pieces(value: Any, limit: int) -> Iterator[str]:
-    """The ``repr`` of a value of JSON, in pieces as they are asked for; of texts, no more than
-    ``limit`` characters count.
+    """Yield the ``repr`` of a value of JSON, in pieces as they are requested; of texts, no more
+    than ``limit`` characters count.
     """
     kind = type(value)
     if kind is dict:
@@ -78,8 +78,8 @@ def _leaf_text(value: Any) -> str:
 
 
 def plain_int(value: Any) -> int | None:
-    """``value`` as a built-in ``int`` (NumPy integers are accepted), or ``None``: of a float, a
-    truth value, a text.
+    """Return ``value`` as a built-in ``int`` (NumPy integers are accepted), or ``None``: of a
+    float, a truth value, a text.
     """
     if type(value) is int:
         return value
@@ -92,7 +92,9 @@ def plain_int(value: Any) -> int | None:
 
 
 def plain_counts(values: Any) -> list[int] | None:
-    """A list of integers from 0 to ``sys.maxsize`` as built-in ones, or ``None`` if it is none."""
+    """Return a list of integers from 0 to ``sys.maxsize`` as built-in ones, or ``None`` if it is no
+    such list.
+    """
     if not isinstance(values, list | tuple):
         return None
     numbers = [
@@ -104,7 +106,7 @@ def plain_counts(values: Any) -> list[int] | None:
 
 
 def state_field(state: Any, key: str, owner: object) -> Any:
-    """``state[key]``, or an error that says which iterator expected it and what was found.
+    """Return ``state[key]``, or an error that says which iterator expected it and what was found.
 
     Raises:
         StateMismatchError: ``state`` is not a mapping.
@@ -122,10 +124,10 @@ def state_field(state: Any, key: str, owner: object) -> Any:
 
 
 def state_count(state: Any, key: str, owner: object) -> int:
-    """``state[key]`` as a non-negative built-in ``int`` (NumPy integers are accepted).
+    """Return ``state[key]`` as a non-negative built-in ``int`` (NumPy integers are accepted).
 
     Raises:
-        StateMismatchError, StateKeyError: it is none, or missing.
+        StateMismatchError, StateKeyError: it is no such list, or missing.
         StateIndexError: it is above ``sys.maxsize``, where no pipeline gets to.
     """
     value = state_field(state, key, owner)
@@ -142,7 +144,7 @@ def state_count(state: Any, key: str, owner: object) -> int:
 
 
 def state_flag(state: Any, key: str, owner: object) -> bool:
-    """``state[key]`` as a built-in ``bool`` (NumPy's are accepted)."""
+    """Return ``state[key]`` as a built-in ``bool`` (NumPy's are accepted)."""
     value = state_field(state, key, owner)
     if not isinstance(value, bool | np.bool_):
         raise StateMismatchError(
@@ -152,8 +154,8 @@ def state_flag(state: Any, key: str, owner: object) -> bool:
 
 
 def state_list(state: Any, key: str, owner: object, length: int, meaning: str) -> list[Any]:
-    """``state[key]`` as a list of ``length`` values; ``meaning`` says what decides how many there
-    are.
+    """Return ``state[key]`` as a list of ``length`` values; ``meaning`` says what decides how many
+    there are.
     """
     values = state_field(state, key, owner)
     if not isinstance(values, list | tuple):
@@ -188,7 +190,7 @@ def _dumps(state: Any, **layout: Any) -> str:
 
 
 def state_from_text(text: str | bytes | bytearray, owner: object) -> Any:
-    """The state whose JSON text is ``text``.
+    """Return the state whose JSON text is ``text``.
 
     Raises:
         StateTextError: (also a ``json.JSONDecodeError``) it is no JSON.
@@ -210,7 +212,7 @@ def state_from_text(text: str | bytes | bytearray, owner: object) -> Any:
 
 
 def process_file_name() -> str:
-    """The name of this process's file in a checkpoint directory:
+    """Return the name of this process's file in a checkpoint directory:
     ``process_<index>-of-<count>.json``.
     """
     index, count = process_index_and_count()

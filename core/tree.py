@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 
 from gristmill.core.node_types import register_expected
 
-Structure: TypeAlias = Any  # hashable and comparable; what it is depends on who flattened
+Structure: TypeAlias = Any  # hashable and comparable; its type depends on the library
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
-    """The leaves of ``tree`` in order, and its structure: two trees of equal structure differ only
-    in their leaves.
+    """Returns the leaves of ``tree`` in order, and its structure: two trees of equal structure
+    differ only in their leaves.
 
     Example:
         >>> leaves, structure = flatten({"b": [1, None], "a": 2})
@@ -33,8 +33,8 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 
 def flattener() -> Callable[[Any], tuple[list[Any], Structure]]:
-    """``flatten`` for trees that will be compared: its rules do not change when another thread
-    imports JAX meanwhile.
+    """Returns ``flatten`` for trees that will be compared: its rules do not change when another
+    thread imports JAX meanwhile.
     """
     register_expected()
     jax = _jax_tree_util()
@@ -42,14 +42,14 @@ def flattener() -> Callable[[Any], tuple[list[Any], Structure]]:
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
-    """A tree of this ``structure`` (from ``flatten``) with other leaves."""
+    """Returns a tree of this ``structure`` (from ``flatten``) with other leaves."""
     if isinstance(structure, _Node | _Leaf):
         return _unflatten(structure, iter(leaves))
     return _jax_tree_util().tree_unflatten(structure, leaves)
 
 
 def leaf_paths(tree: Any) -> list[str]:
-    """The path of each leaf of ``tree``, in the order of ``flatten``, in Python's notation:
+    """Returns the path of each leaf of ``tree``, in the order of ``flatten``, in Python's notation:
     ``['a'][0]``.
     """
     jax = _jax_tree_util()
@@ -59,7 +59,8 @@ def leaf_paths(tree: Any) -> list[str]:
 
 
 def with_nones_as(tree: Any, value: Any) -> Any:
-    """``tree`` with ``value``, a leaf, in place of every ``None`` in its dicts, lists and tuples.
+    """Returns ``tree`` with ``value``, a leaf, in place of every ``None`` in its dicts, lists and
+    tuples.
 
     Example:
         >>> with_nones_as({"a": None, "b": (1, None)}, "nothing")
@@ -109,7 +110,7 @@ _LEAF = _Leaf()
 
 
 def _children(tree: Any) -> tuple[Any, list[Any]] | None:
-    """The data needed to rebuild a node, and its children; ``None`` for a leaf."""
+    """Returns the data needed to rebuild a node, and its children; ``None`` for a leaf."""
     kind = type(tree)
     if tree is None:
         return None, []

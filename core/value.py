@@ -45,11 +45,11 @@ class Value:
         raise AttributeError(f"{name} of {type(self).__name__} cannot be changed")
 
     def replaced(self, **values: Any) -> Self:
-        """A copy with other values."""
+        """Returns a copy with other values."""
         return type(self)(**{**self.as_dict(), **values})
 
     def as_dict(self) -> dict[str, Any]:
-        """The values by name."""
+        """Returns the values by name."""
         return {name: getattr(self, name) for name in self._names}
 
     def __eq__(self, other: object) -> bool:

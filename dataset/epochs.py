@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 def in_epoch(ds: Any, epoch: int) -> Any:
-    """``ds`` with the elements of a later epoch of every map dataset in it; streams without one are
-    the same again.
+    """Returns ``ds`` with the elements of a later epoch of every map dataset in it; streams without
+    one are the same again.
     """
     return ds if epoch == 0 else _InEpoch(epoch).replaced(ds)
 

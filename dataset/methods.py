@@ -49,7 +49,7 @@ S = TypeVar("S")
 
 
 def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> Any:
-    """``order``, if it is one that goes with the other arguments of ``mp_prefetch``."""
+    """Returns ``order``, if it is one that goes with the other arguments of ``mp_prefetch``."""
     check_word("order", order, "workers", "stream")
     if order == "stream" and (options.num_lanes is not None or sequential_slice):
         name = "sequential_slice=True" if sequential_slice else f"num_lanes={options.num_lanes}"
@@ -67,7 +67,7 @@ def _by_workers(
     sequential_slice: bool = False,
     by_lanes: bool | None = None,
 ) -> Any:
-    """``ds``, computed by workers."""
+    """Returns ``ds``, computed by workers."""
     if options.num_workers == 0 and options.num_lanes is None:
         return ds
     if not isinstance(options, RayOptions):
@@ -139,7 +139,7 @@ class MapDatasetMeta(_DatasetMeta):
         Raises:
             TypeError: ``source`` has no ``__getitem__``, or is text or bytes, or one of its columns
                 is no sequence.
-            ValueError: the lengths of columns differ, or there are none.
+            ValueError: the lengths of columns differ, or there are no columns.
 
         Example:
             >>> list(MapDataset.source(["a", "b"]))
@@ -155,7 +155,7 @@ class MapDatasetMeta(_DatasetMeta):
         """Returns a dataset of the integers that the builtin ``range`` of the same arguments has.
 
         Args:
-            start: first value; with ``stop`` left out, the number of values from 0.
+            start: first value; without ``stop``, the number of values from 0.
             stop: the value before which to stop.
             step: difference of consecutive values, not 0.
 
@@ -178,7 +178,7 @@ class MapDatasetMeta(_DatasetMeta):
         Epoch ``e`` is made of the epochs ``e`` of all of them.
 
         Args:
-            datasets: a sequence of map datasets; empty ones are passed over.
+            datasets: a sequence of map datasets; empty ones are skipped.
 
         Raises:
             TypeError: ``datasets`` is not a sequence of map datasets.
@@ -206,7 +206,7 @@ class MapDatasetMeta(_DatasetMeta):
 
         Args:
             datasets: a sequence of map datasets, none of them empty, or a mapping of names to such;
-                components of a mapping stand in the order of their sorted names.
+                components of a mapping are in the order of their sorted names.
             weights: a positive number for each, in the same form, or a ``Schedule``; equal by
                 default.
             by: ``"elements"``; for lengths, mix streams.
@@ -293,10 +293,10 @@ class MapElementMethods(Generic[T_co]):
         """Returns a dataset in which elements that fail are ``None``, or another element, within a
         budget.
 
-        ``it.faults()`` counts them. It covers the steps between it and the ``tolerate`` before, or
-        the source. What is passed over follows from the elements alone: streams are the same for
-        any number of threads, workers and hosts; and a state says what it was, so that a restored
-        iterator passes over the same. What is wrong with the program is never tolerated:
+        ``it.faults()`` counts them. It covers the stages between it and the nearest ``tolerate``
+        upstream, or the source. What is skipped depends on the elements alone: streams are the same
+        for any number of threads, workers and hosts; and a state says what it was, so that a
+        restored iterator skips the same. What is wrong with the program is never tolerated:
         ``NameError``, ``SyntaxError``, ``MemoryError``, ``StateMismatchError``, interrupts, workers
         that die. Iterators count, and apply the limits; ``ds[i]`` does not.
 
@@ -311,12 +311,13 @@ class MapElementMethods(Generic[T_co]):
                 failed: each is computed again alone, which is its first try.
             backoff_seconds: to wait before the first of them; twice as long before each further
                 one.
-            then: ``"skip"``: there is no element at the index, as behind a filter. ``"replace"``:
-                the element at another index of the epoch, and of the same component of a mixture,
-                takes its place; which one follows from the seed that a random step would have here
-                (0 if there is none) and the index. So lengths hold, and map batches can follow.
+            then: ``"skip"``: there is no element at the index, as downstream of a filter.
+                ``"replace"``: the element at another index of the epoch, and of the same component
+                of a mixture, takes its place; which one follows from the seed that a random stage
+                would have here (0 if there is none) and the index. So lengths hold, and map batches
+                can follow.
             log: a path, or a file open for text, to which a line of JSON is added for every fault
-                when it is passed.
+                when it is skipped.
 
         Raises:
             TypeError, ValueError: an argument is of the wrong type, or out of range.
@@ -468,11 +469,11 @@ class MapElementMethods(Generic[T_co]):
         return RandomMapMapDataset(self, transform, seed=seed)
 
     def seed(self, seed: int | None) -> MapDataset[T_co]:
-        """Returns the same dataset, from whose ``seed`` later random steps derive their own.
+        """Returns the same dataset, from whose ``seed`` later random stages derive their own.
 
         Each later ``shuffle`` or ``random_map`` without a seed of its own gets one that depends on
-        ``seed`` and on how many steps lie between. A later ``seed`` replaces this one for the steps
-        after it.
+        ``seed`` and on the number of stages between the two. A later ``seed`` replaces this one for
+        the stages downstream of it.
 
         Args:
             seed: a non-negative integer of any size; ``None`` leaves everything as it is.
@@ -562,7 +563,7 @@ class MapSequenceMethods(Generic[T_co]):
         self, make_dataset: Callable[[Any], Any] | None = None, *, cycle_length: int
     ) -> IterDataset[Any]:
         """Returns the elements of several datasets in turn, one dataset for every element of this
-        one.
+        dataset.
 
         An addition to Grain's methods: it stands for
         ``InterleaveIterDataset(self.map(make_dataset), ...)``.
@@ -709,8 +710,8 @@ class MapPartMethods(Generic[T_co]):
         of ``block_size`` consecutive elements are permuted; ``group_size`` of them in a row make a
         group, all elements of which are permuted; every epoch has another order. Iteration reads
         each block once, in one call of a source's ``__getitems__``, and keeps what is still to
-        come: up to ``block_size * group_size`` elements of this step's input, if there is memory
-        for them (``DatasetOptions(max_bytes_ahead=...)``). So call it right behind the source.
+        come: up to ``block_size * group_size`` elements of this stage's input, if there is memory
+        for them (``DatasetOptions(max_bytes_ahead=...)``). So call it directly on the source.
 
         Costs no time at construction, and no memory that grows with the data.
 
@@ -744,7 +745,7 @@ class MapPartMethods(Generic[T_co]):
         """Returns the same elements, kept on disk when they are first computed, and read from there
         afterwards.
 
-        An addition to Grain's methods, for steps that take long and do not change: decoding,
+        An addition to Grain's methods, for stages that take long and do not change: decoding,
         tokenising. Elements are kept by their index, whichever worker, process or host of a shared
         file system computes them, and found by all with the same pipeline. The pipeline is
         identified by its description and the code of its functions; a changed one begins another
@@ -758,7 +759,7 @@ class MapPartMethods(Generic[T_co]):
         Args:
             path: a folder.
             max_bytes: how much may be kept in ``path``; ``None``: no limit.
-            freeze: allow random steps upstream: all epochs have the elements of the first one.
+            freeze: allow random stages upstream: all epochs have the elements of the first one.
 
         Raises:
             TypeError, ValueError: an argument is wrong; or an element may change from epoch to
@@ -851,8 +852,8 @@ class MapPartMethods(Generic[T_co]):
         later uses.
 
         An addition to Grain's methods. A part has its records in every epoch, in the order of this
-        dataset, with the index that they have here: what is random in steps before continues
-        differing between epochs.
+        dataset, with the index that they have here: random stages upstream still differ between
+        epochs.
 
         Without ``by`` the sizes are exact (those of largest remainders), every record is as likely
         as any other to be in a part, and every stretch of the dataset has its share of each. Costs
@@ -861,13 +862,13 @@ class MapPartMethods(Generic[T_co]):
         With ``by``, records of one key are in one part, which a hash of the key and ``seed``
         decides, and nothing else: sizes are as exact as the number of keys allows, and records
         added later move none. All elements of an epoch are read once, by threads, when the first
-        length or element is asked for; four bytes (eight beyond ``2**32``) are kept of each, which
+        length or element is requested; four bytes (eight beyond ``2**32``) are kept of each, which
         worker processes get. Elements that are ``None`` are in no part.
 
         *What is split.* Elements are, where each position has the same records in every epoch.
         ``shuffle``, ``repeat`` and mixtures do not keep them there: what they are made of is split,
         each component of a mixture by itself, and the parts are shuffled, repeated and mixed with
-        the same seeds and weights; components of which a part has nothing are left out of it. Of
+        the same seeds and weights; components without a record in a part are not in it. Of
         what cannot be made of parts, as a slice of a shuffled dataset, the elements of the first
         epoch are split, and are what the parts have in every epoch.
 
@@ -906,23 +907,23 @@ class IterDatasetMeta(_DatasetMeta):
 
         Ends for good when the dataset whose turn it is has no element left. Proportions are exact
         to about 1 % of the smallest weight (see ``MapDataset.mix``), and exact with a ``Schedule``
-        or ``by``. With mappings the components stand in the order of their sorted keys, and states
+        or ``by``. With mappings the components are in the order of their sorted keys, and states
         hold their positions by key: components may be added, weights may change, and components may
         be removed that are dropped by name (``it.set_state(state, drop={"name"})``), between saving
-        and restoring. What steps behind hold comes again as it was; what is drawn after that is
-        drawn as it is now.
+        and restoring. Elements that downstream stages hold come again as they were; what is drawn
+        after that is drawn as it is now.
 
         Args:
             datasets: a sequence of datasets, or a mapping of names to datasets.
             weights: a positive number for each, in the same form, or a ``Schedule``; equal by
                 default.
-            by: ``"elements"``, or a function that gives the length of an element, an integer
-                (tokens, say): next is the component whose lengths so far are furthest behind its
-                share of all, so that the shares of lengths are those of the weights, within one
-                longest element for each component. Ties go to the first component.
-            stop: ``"first"`` as above; ``"all"``: a component that has ended is left out, and the
-                others continue with their weights, until all have; ``"never"``: each starts again
-                when it has ended, reshuffled.
+            by: ``"elements"``, or a function that gives the length of an element, an integer (such
+                as tokens): next is the component whose lengths so far are furthest behind its share
+                of all, so that the shares of lengths are those of the weights, within one longest
+                element for each component. Ties go to the first component.
+            stop: ``"first"`` as above; ``"all"``: a component that has ended is not drawn from any
+                more, and the others continue with their weights, until all have; ``"never"``: each
+                restarts when it has ended, reshuffled.
 
         Raises:
             TypeError: ``datasets`` is neither, or has something else in it; ``by`` is no function.
@@ -992,10 +993,10 @@ class MapBucketMethods(Generic[T_co]):
                 that axis must have the length of the record. Leaves without axes are not padded.
             pad_value: what unused cells are filled with, as for ``batch_and_pad``: for all leaves,
                 or a pytree like the elements.
-            drop_remainder: leave out the batches with fewer rows at the end of an epoch, at most
+            drop_remainder: drop the batches with fewer rows at the end of an epoch, at most
                 one for each bucket.
             on_long: whether elements longer than the last boundary are an error when the dataset is
-                made, or cut to it (leaves that have their length), or left out. ``num_long`` of the
+                made, or cut to it (leaves that have their length), or dropped. ``num_long`` of the
                 dataset is how many there are.
             with_lengths: return pairs, of the batch and an ``int32`` array of the length of each
                 row. Batches with fewer rows are filled up with rows of length 0, so that there is
@@ -1064,9 +1065,10 @@ class IterElementMethods(Generic[T_co]):
     ) -> IterDataset[T_co]:
         """Returns a dataset of the elements that do not fail, within a budget.
 
-        ``it.faults()`` counts the others. It covers the steps between it and the ``tolerate``
-        before, or the source. What fails is an output of the step before it, so behind ``batch`` a
-        whole batch. See ``MapDataset.tolerate`` for what is never tolerated, and for the arguments.
+        ``it.faults()`` counts the others. It covers the stages between it and the nearest
+        ``tolerate`` upstream, or the source. What fails is an output of its parent, so after
+        ``batch`` a whole batch. See ``MapDataset.tolerate`` for what is never tolerated, and for
+        the arguments.
 
         Args:
             errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, log: as there.
@@ -1202,7 +1204,7 @@ class IterElementMethods(Generic[T_co]):
         return RandomMapIterDataset(self, transform, seed=seed)
 
     def seed(self, seed: int | None) -> IterDataset[T_co]:
-        """Returns the same dataset, from whose ``seed`` later random steps derive their own (as
+        """Returns the same dataset, from whose ``seed`` later random stages derive their own (as
         ``MapDataset.seed``).
 
         Args:
@@ -1301,11 +1303,11 @@ class IterSequenceMethods(Generic[T_co]):
         agree_every: int = 16,
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> IterDataset[Any]:
-        """Returns this host's rows of batches that all hosts share, the same whatever the number of
+        """Returns this host's rows of batches that all hosts share, the same for any number of
         hosts and of workers.
 
         An addition to Grain's methods. The stream is divided into ``num_lanes`` fixed lanes: lane
-        ``l`` is everything before this point over every ``num_lanes``-th element of each
+        ``l`` is everything upstream over every ``num_lanes``-th element of each
         ``MapDataset`` that it reads, of each component of a mixture. Every step takes ``k =
         batch_size / num_lanes`` elements of each lane; row ``r`` comes from lane ``r // k``. Host
         ``h`` of ``H`` owns the lanes ``[h * num_lanes / H, (h + 1) * num_lanes / H)`` and gets
@@ -1345,7 +1347,7 @@ class IterSequenceMethods(Generic[T_co]):
             TypeError: an argument has the wrong type.
             ValueError: numbers do not divide one another, a root is shorter than ``num_lanes``,
                 workers are more than lanes, or ``agree`` is needed. When iterating: ``map`` has
-                left out elements, by ``None``, that lengths count.
+                dropped elements, by ``None``, that lengths count.
 
         Example:
             >>> from gristmill import ShardOptions
@@ -1389,7 +1391,7 @@ class IterSequenceMethods(Generic[T_co]):
 
     def repeat(self, num_epochs: int | None = None) -> IterDataset[T_co]:
         """Returns a dataset of the same elements again and again; every epoch is identical, random
-        steps included.
+        stages included.
 
         An addition to Grain's methods: it stands for ``RepeatIterDataset``. ``MapDataset.repeat``
         shuffles again in every epoch.
@@ -1513,9 +1515,9 @@ class IterBucketMethods(Generic[T_co]):
                 chooses them by some lengths.
             max_tokens, batch_sizes: as for ``MapDataset.bucket_batch``, one of them.
             pad_to, pad_value, with_lengths: as for ``MapDataset.bucket_batch``.
-            drop_remainder: leave out the batches with fewer rows at the end.
+            drop_remainder: drop the batches with fewer rows at the end.
             on_long: the treatment of elements longer than the last boundary: an error when one
-                comes, or they are cut to it, or left out. ``num_long`` of the iterator, and in its
+                comes, or they are cut to it, or dropped. ``num_long`` of the iterator, and in its
                 state, is how many have come.
 
         Raises:
@@ -1551,22 +1553,22 @@ class IterAheadMethods(Generic[T_co]):
         """Returns a dataset of the same elements, computed by workers: processes, or threads if
         Python runs without the GIL.
 
-        Each worker runs the whole pipeline before this point on its share: worker ``i`` of ``n``
+        Each worker runs the whole pipeline upstream on its share: worker ``i`` of ``n``
         has the elements ``i``, ``i + n``, … of the ``MapDataset`` that ``to_iter_dataset`` was
-        called on. Outputs are taken from the workers in turn, so for steps that make one element of
-        one the order does not depend on ``n``; batches, filters and the like are made by each
-        worker for itself. Workers start with the first element; processes need no ``if __name__ ==
-        "__main__"``. An error stays until the state is set: ``it.set_state(it.get_state())`` tries
-        again.
+        called on. Outputs are taken from the workers in turn, so for stages that make one element
+        of one the order does not depend on ``n``; batches, filters and the like are made by each
+        worker for itself. Workers start with the first element; processes need no
+        ``if __name__ == "__main__"``. An error stays until the state is set:
+        ``it.set_state(it.get_state())`` tries again.
 
         With ``order="stream"`` elements, errors and states are those of the pipeline without
         workers, so that a state that was taken with 7 workers continues with 1, or with none.
-        Workers compute the steps from ``to_iter_dataset`` on whose outputs follow from an index:
+        Workers compute the stages from ``to_iter_dataset`` on whose outputs follow from an index:
         ``map``, ``random_map``, ``map_with_index``, ``filter``, ``batch``, and ``map`` and
         ``filter`` of batches. This process computes the rest: the first stage of another kind, or
         the first that numbers or batches what a ``filter`` has left. If ``MapDataset.map`` gives
-        ``None`` before steps of workers that number or batch elements, that is an error. Of an
-        ``interleave`` workers compute whole datasets, and ``map`` behind it.
+        ``None`` upstream of stages of workers that number or batch elements, that is an error. Of
+        an ``interleave`` workers compute whole datasets, and ``map`` downstream of it.
 
         Args:
             options: number of workers, what they are, outputs that each keeps ready, and

@@ -71,7 +71,7 @@ def pick_performance_config(
     together, but not within what is interleaved). The two budgets are not combined: ``W`` workers
     have ``W`` buffers. Sizes are those of the first elements, which are read and transformed in
     this process, one by one without anything ahead; side effects of that happen. If there are too
-    few elements to tell, the maxima decide.
+    few elements to measure, the maxima decide.
 
     Args:
         ds: the dataset; a ``MapDataset`` stands for its ``to_iter_dataset()``.
@@ -150,8 +150,8 @@ def _check_budget(megabytes: Any) -> float:
 
 
 def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, samples: int) -> int:
-    """The number of elements of each of ``datasets`` that fit into ``budget`` bytes together, at
-    most ``cap``.
+    """Returns the number of elements of each of ``datasets`` that fit into ``budget`` bytes
+    together, at most ``cap``.
     """
     sizes = [
         size for ds in datasets for size in _first_sizes(ds, math.ceil(samples / len(datasets)))
@@ -190,7 +190,7 @@ _COMPUTED_ELSEWHERE = (
 
 
 class _Unbuffered(PipelineEditor):
-    """Lets everything be computed in this thread, and not before it is asked for."""
+    """Lets everything be computed in this thread, and not before it is requested."""
 
     def _replace(self, ds: Any) -> Any:
         if isinstance(ds, PrefetchIterDataset):

@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 
 def worker_slice(index: int, count: int) -> slice:
-    """Which elements are those of worker ``index`` of ``count``: this is the one place that says
-    so.
+    """Returns which elements are those of worker ``index`` of ``count``: this is the one place that
+    says so.
     """
     return slice(index, None, count)
 
 
 def numbers_of(ds: Any) -> Numbers:
-    """Which numbers the elements of ``ds`` (if made by stages that do not count) have in the whole
-    pipeline.
+    """Returns which numbers the elements of ``ds`` (if made by stages that do not count) have in
+    the whole pipeline.
     """
     return next(
         (node.numbers for node in ancestors(ds) if isinstance(node, RunsMapDataset)), Numbers(0, 1)
@@ -38,7 +38,9 @@ def numbers_of(ds: Any) -> Numbers:
 
 
 def lanes_of_worker(index: int, count: int, num_lanes: int) -> range:
-    """Which lanes are computed by worker ``index`` of ``count``, in the order of their turns."""
+    """Returns which lanes are computed by worker ``index`` of ``count``, in the order of their
+    turns.
+    """
     return range(index, num_lanes, count)
 
 
@@ -53,27 +55,27 @@ def slice_pipeline(
     """Returns the pipeline that worker ``index`` of ``count`` runs in place of ``ds``.
 
     Where the pipeline goes over from random access to a stream, it keeps every ``count``-th
-    element, from ``index`` on: random streams and shuffles before that place are those of the
+    element, from ``index`` on: random streams and shuffles upstream of that place are those of the
     whole. A dataset with a method ``set_slice(sl, sequential_slice)`` slices itself: a copy of it
     does. Everything between these places and the output is copied, everything before is shared;
     ``ds`` and what it is made of stay as they are.
 
     Law: of a pipeline in which every element is made of one element of the random access part, by
-    steps that do not count elements or tell workers apart, the shares taken in turn give ``ds``. No
-    element is in two shares.
+    stages that do not count elements or depend on the worker, the shares taken in turn give ``ds``.
+    No element is in two shares.
 
     Args:
         ds: the pipeline; ``count == 1`` gives it back.
         index: the worker, in ``[0, count)``.
         count: number of workers.
-        sequential: cut the sources themselves into ``count`` consecutive parts, and run all steps
+        sequential: cut the sources themselves into ``count`` consecutive parts, and run all stages
             on one part.
         by_lanes: return lane ``index`` of ``count``, in which a mixture has the proportions, and a
             schedule the positions, of the whole (see ``mixtures.lanes``).
 
     Raises:
         ValueError: a source of the pipeline cannot be sliced; or, with ``sequential``, a source
-            cannot be cut, or a step has no meaning on a part of its source.
+            cannot be cut, or a stage has no meaning on a part of its source.
 
     Example:
         >>> ds = MapDataset.range(5).to_iter_dataset().map(lambda x: x * 10)
@@ -92,8 +94,8 @@ def slice_pipeline(
 def num_elements_of_shares(
     ds: IterDataset[Any], count: int, sequential: bool, by_lanes: bool = False
 ) -> Length:
-    """The number of elements that all shards of ``ds`` have together: each shard makes its own
-    batches and the like.
+    """Returns the number of elements that all shards of ``ds`` have together: each shard makes its
+    own batches and the like.
     """
     shares = [
         slice_pipeline(ds, i, count, sequential=sequential, by_lanes=by_lanes) for i in range(count)
@@ -108,7 +110,7 @@ class PipelineEditor(abc.ABC):
         self._replaced: dict[int, Any] = {}  # by the id of the dataset
 
     def replaced(self, ds: Any) -> Any:
-        """The replacement of ``ds``."""
+        """Returns the replacement of ``ds``."""
         if id(ds) not in self._replaced:
             self._replaced[id(ds)] = self._replace(ds)
         return self._replaced[id(ds)]
@@ -117,7 +119,7 @@ class PipelineEditor(abc.ABC):
     def _replace(self, ds: Any) -> Any: ...
 
     def _over_replaced(self, ds: Any) -> Any:
-        """``ds`` over what takes the place of its parents."""
+        """Returns ``ds`` over what takes the place of its parents."""
         parents = set(map(id, ds._gm_parents))
 
         def is_made_of_parents(value: Any) -> bool:
@@ -144,7 +146,7 @@ class PipelineEditor(abc.ABC):
 
 
 def replaced_in(ds: IterDataset[T], old: Any, new: Any) -> IterDataset[T]:
-    """``ds`` with ``new`` in place of ``old``, which it is made of."""
+    """Returns ``ds`` with ``new`` in place of ``old``, which it is made of."""
     result: IterDataset[T] = _Replacing(old, new).replaced(ds)
     return result
 

@@ -1,7 +1,7 @@
 """Finds the stages at which a pipeline is split, and makes its parts.
 
-A dataset is split itself if its positions have the same records in all epochs. A step that moves
-records (a shuffle, a mixture, a repetition), and whatever follows it, is made again over parts of
+A dataset is split itself if its positions have the same records in all epochs. A stage that moves
+records (a shuffle, a mixture, a repetition), and everything downstream, is made again over parts of
 its parents. Where it has no meaning over these, as a slice has none, its first epoch is split: a
 dataset whose positions keep their records.
 """
@@ -31,7 +31,7 @@ _MAX_KEYS = 2**40  # a dataset with more records is repeated forever
 def split(
     ds: Any, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None
 ) -> dict[str, Any]:
-    """The parts for ``ds.split(weights, seed, by)``."""
+    """Returns the parts for ``ds.split(weights, seed, by)``."""
     if by is not None and not callable(by):
         raise TypeError(
             f"by must be a function of an element, got {by!r:.200} of type {type(by).__name__}"
@@ -93,7 +93,7 @@ class _Splitter:
         self._shares = shares
         self._seed = seed
         self._by = by
-        # by the dataset and the steps behind it
+        # by the dataset and the stages downstream of it
         self._parts: dict[tuple[int, ...], dict[str, Any]] = {}
         self._split: list[Any] = []
 
@@ -108,8 +108,8 @@ class _Splitter:
         return parts
 
     def _parts_of(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:
-        """Parts of ``ds``, whose elements become those that have keys by the steps ``behind``
-        it.
+        """Returns parts of ``ds``, whose elements become those that have keys by the stages
+        ``behind``, which are downstream.
         """
         place = (id(ds), *map(id, behind))
         if place not in self._parts:
@@ -136,8 +136,8 @@ class _Splitter:
         raise ValueError(f"cannot split {ds!s:.200}: {reason}")
 
     def _steps_from_parents(self, ds: Any, behind: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The steps by which elements of each parent become those that have keys; nothing if there
-        is no such way.
+        """Returns the stages by which elements of each parent become those that have keys; ``None``
+        if there is no such way.
         """
         if self._by is None or ds._gm_moves_records or isinstance(ds, ReindexMapDataset):
             return behind  # elements pass as they are
@@ -180,7 +180,7 @@ def _can_be_over_parts(ds: Any) -> bool:
 
 
 def _over(ds: Any, parents: list[Any]) -> Any:
-    """``ds`` over other parents."""
+    """Returns ``ds`` over other parents."""
     return _OverParts(ds._gm_parents, parents).over_replaced(ds)
 
 

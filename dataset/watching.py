@@ -1,7 +1,7 @@
 """Connects pipelines that are observed with their observers (``gristmill.diagnostics``).
 
 Stages know nothing of it. The context that the iterators of a pipeline share notifies it of every
-one that joins; whether there is anybody to tell is looked up when a context is made, once for each
+one that joins; whether there is an observer is looked up when a context is made, once for each
 pipeline.
 """
 
@@ -32,8 +32,8 @@ _look = threading.local()
 
 @contextlib.contextmanager
 def looking_once() -> Iterator[None]:
-    """Looks up now whether there is anybody, for all pipelines that are begun in this context, by
-    this thread.
+    """Looks up now whether there is an observer, for all pipelines that are begun in this context,
+    by this thread.
     """
     before = getattr(_look, "finds_nobody", False)
     _look.finds_nobody = watcher() is None
@@ -44,7 +44,8 @@ def looking_once() -> Iterator[None]:
 
 
 def watcher() -> Callable[[Any], None] | None:
-    """The function to call with the iterators of a new pipeline; ``None`` if it is not observed.
+    """Returns the function to call with the iterators of a new pipeline; ``None`` if it is not
+    observed.
 
     Worker processes observe what the process asks for that they work for, and nothing by
     themselves.
@@ -80,35 +81,35 @@ def _new_watcher() -> Callable[[Any], None]:
     return adopt
 
 
-def tell_of_joining(it: Any, tell: Callable[[Any], None]) -> bool:
-    """Has ``tell`` be called with every iterator that joins the pipeline of ``it`` from now on;
+def report_joining(it: Any, report: Callable[[Any], None]) -> bool:
+    """Has ``report`` be called with every iterator that joins the pipeline of ``it`` from now on;
     false if it was so before.
     """
     ctx = it._gm_ctx
-    before, ctx.joined = ctx.joined, tell
-    return bool(before != tell)
+    before, ctx.joined = ctx.joined, report
+    return bool(before != report)
 
 
 def observe_as(it: Any, observer: Any, part: Any) -> None:
-    """Notes who observes an iterator, and as which part of its pipeline."""
+    """Records the observer of an iterator, and the part of the pipeline that it is."""
     it._gm_observed = observer, part
 
 
 def observed_as(it: Any) -> tuple[Any, Any]:
-    """The observer of an iterator and the part of its pipeline that the iterator is; ``None`` for
-    both if it is not observed.
+    """Returns the observer of an iterator and the part of its pipeline that the iterator is;
+    ``None`` for both if it is not observed.
     """
     return getattr(it, "_gm_observed", None) or (None, None)
 
 
 def observed_by(it: Any) -> Any:
-    """The observer of an iterator; ``None`` if there is none."""
+    """Returns the observer of an iterator; ``None`` if there is none."""
     return observed_as(it)[0]
 
 
-def tell_of_faults(it: Any, step: str, num: int) -> None:
+def report_faults_of(it: Any, step: str, num: int) -> None:
     """Reports to the observer of an iterator, if any, that the iterator has skipped ``num`` more
-    faults of a step.
+    faults of a stage.
     """
     observer = observed_by(it)
     if observer is not None:

@@ -37,7 +37,7 @@ class Settings:
     multiprocessing_options: WorkerOptions | None
 
     def num_threads(self, prefetch: StageSummary) -> int:
-        """The number of threads that may do the work of a stage that reads ahead."""
+        """Returns the number of threads that may do the work of a stage that reads ahead."""
         if prefetch.num_threads is not None:
             return max(1, prefetch.num_threads)
         return max(1, self.read_options.most_threads) if self.read_options is not None else 1
@@ -87,7 +87,7 @@ class Advisor:
         self._budget = BudgetAdvisor(self._summary, capacity, machine)
 
     def for_consumer(self) -> list[str]:
-        """If the consumer takes longest."""
+        """Returns texts for the case that the consumer takes longest."""
         if self._snapshot.starved_ratio <= _IN_TIME:
             texts = ["The data is there in time: nothing in the pipeline needs to be faster."]
         else:
@@ -110,7 +110,7 @@ class Advisor:
         return texts
 
     def for_stage(self, stage: StageSummary) -> list[str]:
-        """If a stage does."""
+        """Returns texts for the case that a stage takes longest."""
         without, cpus = self._capacity.without(stage.id), self._machine_of(stage).cpus
         if stage.is_prefetch:
             changes = _for_transport(stage, self._workers, without)
@@ -127,16 +127,16 @@ class Advisor:
         ]
 
     def _texts(self, changes: list[Change]) -> list[str]:
-        """Those that gain something, the most effective first, with what they gain."""
+        """Returns the changes that gain something, the most effective first, with their gain."""
         now = self._capacity.now
-        told = [change for change in changes if change.left is None]
+        complete = [change for change in changes if change.left is None]
         useful = [
             change
             for change in changes
             if change.left is not None and now > (1 + MIN_GAIN) * change.left
         ]
         useful.sort(key=lambda change: _step(change.left or 0.0))
-        return [change.text for change in told] + [
+        return [change.text for change in complete] + [
             f"{change.text}{_gain(change)}" for change in useful
         ]
 
@@ -174,7 +174,7 @@ class Advisor:
                 )
 
     def _for_reads(self) -> Iterator[Change]:
-        """More threads where they wait, or some where there are none."""
+        """Yields changes to more threads where they wait, or to some where there are none."""
         reads, machine = self._reads, self._machine
         if reads is None or machine.is_busy:
             return
@@ -208,15 +208,15 @@ class Advisor:
         return reads.most_threads if reads is not None else 0
 
     def _largest(self, key: int) -> StageSummary:
-        """The stage of a station whose elements are the largest."""
+        """Returns the stage of a station whose elements are the largest."""
         return max([self._summary[part] for part in self._capacity.stations[key].parts], key=_size)
 
     def _with(self, key: int, station: Station, width: float) -> float:
         return self._capacity.with_stations({key: station.times(station.width / width)})
 
     def _ahead(self, reads: ReadOptions) -> Iterator[Change]:
-        """Threads for what the consumer's thread reads itself, and does before the first step of an
-        iterator.
+        """Yields changes to threads for reads of the consumer's thread, and its work before the
+        first step of an iterator.
         """
         own, machine = self._capacity.stations[None], self._machine
         if reads.most_threads:
@@ -247,7 +247,7 @@ class Advisor:
         return found
 
     def _more_at_once(self) -> Iterator[Change]:
-        """Workers where there are none."""
+        """Yields changes to workers where there are none."""
         machine = self._machine
         if self._num_workers or machine.cpus < 2 or machine.is_busy or missing_calls():
             return
@@ -267,8 +267,8 @@ class Advisor:
         yield Change(text, self._capacity.with_stations(changed))
 
     def _more_waiting(self) -> float:
-        """The factor by which more threads could wait at once; processes, which need as much
-        memory, do no better.
+        """Returns the factor by which more threads could wait at once; processes, which need as
+        much memory, do no better.
         """
         if self._reads is None or not self._threads_of_options():
             return _MORE_THREADS
@@ -302,7 +302,7 @@ class Advisor:
             yield Change(text, self._with(key, station, num) if key is not None else None)
 
     def _worker_text(self, num: int) -> tuple[int, str]:
-        """The number of workers that fit, and a text on the resources that they take."""
+        """Returns the number of workers that fit, and a text on the resources that they take."""
         kind = MultiprocessingOptions if self._workers is None else type(self._workers)
         # Ray has a limit of its own
         output, memory = self._summary[0], math.inf if kind is RayOptions else self._machine.memory
@@ -327,7 +327,7 @@ class Advisor:
 def _for_transport(
     stage: StageSummary, workers: WorkerOptions | None, left: float
 ) -> Iterator[Change]:
-    """Cheaper ways to hand outputs over. ``left`` is the time of a step without that."""
+    """Yields cheaper ways to hand outputs over. ``left`` is the time of a step without that."""
     size = stage.bytes_produced / max(1, stage.num_produced_elements)
     if _kind_of_worker(workers) == "worker threads":
         text = "Call batch() before mp_prefetch(): each output costs the same to hand over."
@@ -388,12 +388,12 @@ def _more_threads(reads: ReadOptions, stage: StageSummary, machine: Machine) -> 
 
 
 def _size(stage: StageSummary) -> float:
-    """Of one of its elements, in bytes."""
+    """Returns the size of an element of a stage in bytes."""
     return stage.bytes_produced / max(1, stage.num_produced_elements)
 
 
 def _step(left: float) -> int:
-    """A number that is the same for times that are treated as equal."""
+    """Returns a number that is the same for times that are treated as equal."""
     return round(math.log(max(left, 1.0), _SAME))
 
 

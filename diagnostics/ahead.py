@@ -21,13 +21,14 @@ class BudgetUse:
     the moment.
 
     Args:
-        process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
+        process: ``"main"``, or ``"worker 0"`` and so on, after the name of its node if it is on
+            Ray.
         num_threads: that read or pull ahead.
         max_threads: the most that there may be.
         num_bytes: what elements take that are ready or being computed, if their sizes are known.
         max_bytes: the most that they may take.
-        is_fixed: whether the options of the pipeline say how many threads; else a step that may use
-            more gets them.
+        is_fixed: whether the options of the pipeline say how many threads; else a stage that may
+            use more gets them.
         decisions: the changes of the number of threads, where that is ``"auto"``, with their
             reasons.
     """
@@ -42,8 +43,8 @@ class BudgetUse:
 
 
 def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
-    """Of what an observer observes in this process: one, or none as long as nothing was computed
-    ahead.
+    """Returns the use of the budgets that an observer observes in this process: one, or none as
+    long as nothing was computed ahead.
     """
     budgets = {
         id(budget): budget for budget in map(shared_budget, observer.alive()) if budget is not None
@@ -63,8 +64,8 @@ def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
 
 
 def ahead_text(summary: ExecutionSummary) -> str:
-    """All of it in one line, with those stages for which others waited longest; empty if nothing is
-    computed ahead.
+    """Returns all of it in one line, with those stages for which others waited longest; empty if
+    nothing is computed ahead.
     """
     budgets = summary.budgets
     if not budgets:
@@ -97,5 +98,5 @@ def ahead_text(summary: ExecutionSummary) -> str:
 
 
 def short_name(stage: StageSummary) -> str:
-    """The name of a stage, and its number in the table."""
+    """Returns the name of a stage, and its number in the table."""
     return f"{stage.name.partition('(')[0].partition('[')[0]} ({stage.id})"

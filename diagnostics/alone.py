@@ -18,7 +18,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.slicing import PipelineEditor
-from gristmill.dataset.watching import tell_of_joining
+from gristmill.dataset.watching import report_joining
 from gristmill.diagnostics.attended import Attended
 from gristmill.diagnostics.load import thread_demand_ns
 from gristmill.diagnostics.observer import Observer
@@ -112,7 +112,7 @@ def _measured(it: DatasetIterator[Any], seconds: float) -> OneThread:
     pickling = min([_pickling_ns(element) for _ in range(3)])
     observer = Observer()
     observer.times_threads = True
-    tell_of_joining(it, observer.adopt)
+    report_joining(it, observer.adopt)
     observer.adopt(it)
     observer.prepare()
     before, deadline = thread_demand_ns(), time.perf_counter() + seconds

@@ -30,7 +30,7 @@ def annotated(
     *,
     is_read_ahead: bool = False,
 ) -> Callable[[Any, Any], list[Any]]:
-    """``original``, whose calls appear in the profile under the names that tools for input
+    """Returns ``original``, whose calls appear in the profile under the names that tools for input
     pipelines look for.
     """
     from jax.profiler import TraceAnnotation

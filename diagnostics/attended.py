@@ -7,7 +7,7 @@ Guarantees:
    soon after nothing has happened for the time that is allowed, with what the pipeline waits for.
    An interrupt from the keyboard ends it at once, wherever the pipeline is.
 2. All calls are made by one thread, one after the other, with the context variables of the caller.
-3. At the end of the ``with`` block the iterator is closed, if that is asked for. One that is still
+3. At the end of the ``with`` block the iterator is closed, if that is requested. One that is still
    stuck then is closed if another thread can: its threads end as soon as they come back, its worker
    processes end. The thread is left behind; it does not keep the program from ending.
 """
@@ -33,9 +33,9 @@ T = TypeVar("T")
 _LOOK_SECONDS = 0.25
 _LEAVE_SECONDS = 0.5  # for a thread to come back from what it does at the end
 
-# for the first element, unless something else is asked for: workers import what they need,
+# for the first element, unless something else is requested: workers import what they need,
 START_SECONDS = 20.0
-NEXT_SECONDS = 5.0  # and for others: enough for a pause, too little for a person who waits
+NEXT_SECONDS = 5.0  # and for others: enough for a pause, and short for an interactive session
 
 
 class PipelineStalledError(TimeoutError):

@@ -24,7 +24,7 @@ _NOTE = (
 
 
 def automatic_observer() -> Observer:
-    """An observer for a new pipeline, with all that the process's options ask for."""
+    """Returns an observer for a new pipeline, with all that the process's options ask for."""
     observer = Observer()
     annotate_while_profiling(observer)
     if exporters:
@@ -70,7 +70,7 @@ class _DebugReports:
                     " bottleneck: are its data near this machine, and is reading them limited by a"
                     " quota?"
                 )
-            tell(text)
+            print_notice(text)
 
 
 def _draw_once(observer: Observer, destination: str) -> None:
@@ -88,7 +88,7 @@ def _draw_once(observer: Observer, destination: str) -> None:
     observer.on_attend.append(draw)
 
 
-def tell(text: str) -> None:
+def print_notice(text: str) -> None:
     """Logs, and prints where people look at outputs rather than at logs."""
     _log.info("%s", text)
     if "google.colab" in sys.modules:

@@ -35,7 +35,7 @@ class BudgetAdvisor:
         return any([x is not None and x.is_fixed for x in (self._here, self._in_worker)])
 
     def changes(self) -> Iterator[Change]:
-        """More threads for all stages, or more memory."""
+        """Yields changes to more threads for all stages, or to more memory."""
         capacity, machine = self._capacity, self._machine
         if self._here is not None and SHARED in capacity.stations and machine.waits:
             now = self._here.max_threads
@@ -67,8 +67,8 @@ class BudgetAdvisor:
         )
 
     def with_threads(self, num_threads: int) -> dict[int | None, Station]:
-        """The stations that change if all stages together may use ``num_threads``, or more than
-        now.
+        """Returns the stations that change if all stages together may use ``num_threads``, or more
+        than now.
         """
         shared = self._capacity.stations.get(SHARED)
         return (
@@ -76,8 +76,8 @@ class BudgetAdvisor:
         )
 
     def allowing(self, num_threads: int, num_workers: int = 0) -> str:
-        """The further settings needed so that a stage may use ``num_threads`` here, or in each
-        worker.
+        """Returns the further settings needed so that a stage may use ``num_threads`` here, or in
+        each worker.
         """
         budget = self._in_worker if num_workers else self._here
         if budget is None or not budget.is_fixed or num_threads <= budget.max_threads:
@@ -85,14 +85,14 @@ class BudgetAdvisor:
         return f" Allow as many: {_options('max_threads', num_threads * max(1, num_workers))}."
 
     def _max_bytes(self) -> int:
-        """The largest number of bytes of prefetched elements, in the processes where others waited
-        for memory.
+        """Returns the largest number of bytes of prefetched elements, in the processes where others
+        waited for memory.
         """
         places = {x.place == "workers" for x in self._summary.values() if x.memory_wait_ns}
         return sum([x.max_bytes for x in self._summary.budgets if (x.process != "main") in places])
 
     def _waited(self, kind: str, what: str) -> str:
-        """Which stage waited longest for threads or memory."""
+        """Returns a sentence on the stage that waited longest for threads or memory."""
         waits = {x.id: getattr(x, f"{kind}_wait_ns") for x in self._summary.values()}
         longest = max(waits, key=waits.__getitem__)
         if not waits[longest]:

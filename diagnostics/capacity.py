@@ -1,9 +1,9 @@
 """The throughput that a pipeline would have if one of its parts took no or less time.
 
-Whatever runs at the same time is a station: the consumer's own thread, the threads behind a stage
-that reads ahead, the workers of a stage. A pipeline gives an output as often as its slowest station
-can. What an output takes beyond that (hand-overs, reads of unequal length) is the rest; it is due
-to whom the consumer has waited for.
+Each of the units that run at the same time is a station: the consumer's own thread, the threads of
+a stage that reads ahead, the workers of a stage. A pipeline gives an output as often as its slowest
+station can. What an output takes beyond that (hand-overs, reads of unequal length) is the rest; it
+is attributed to the station that the consumer has waited for.
 
 Threads that compute ahead belong to all stages together: where these could use more than there are,
 all threads are one more station.
@@ -166,8 +166,8 @@ class Capacity:
         cpus: int,
         waits: bool,
     ) -> Station:
-        """Those behind a stage that reads ahead; what is still ready there has not become an
-        output.
+        """Returns the station of threads of a prefetching stage; elements still buffered there have
+        not become an output.
         """
         computed = sum([summary[i].num_produced_elements for i in prefetch.inputs])
         used = min(1.0, prefetch.num_produced_elements / computed) if computed else 1.0
@@ -183,7 +183,7 @@ class Capacity:
         )
 
     def _add_shared(self, summary: ExecutionSummary) -> None:
-        """That which does what all threads do, if there are fewer than the stages could use."""
+        """Adds the station of all threads, if there are fewer than the stages could use."""
         ahead = [x for key, x in self.stations.items() if key is not None]
         self.wanted_threads = round(math.fsum([x.width for x in ahead]))
         for budget in summary.budgets:
@@ -196,8 +196,8 @@ class Capacity:
                 self.stations[SHARED] = Station(work, budget.max_threads)
 
     def _held(self, snapshot: Snapshot) -> float:
-        """The time that an output waited because prefetched elements used all allowed memory; other
-        stages may wait for the waiting one.
+        """Returns the time that an output waited because prefetched elements used all allowed
+        memory; other stages may wait for the waiting one.
         """
         waits = {"consumer": 0.0, "threads": 0.0, "workers": 0.0}
         for x in snapshot.summary.values():
@@ -272,7 +272,7 @@ class Capacity:
         return math.fsum([x.parts.get(i, 0.0) for x in self.stations.values() for i in parts])
 
     def with_stations(self, changed: dict[int | None, Station]) -> float:
-        """The time of an output with other stations in place of some."""
+        """Returns the time of an output with other stations in place of some."""
         parts = {
             part for key in changed if key in self.stations for part in self.stations[key].parts
         }
@@ -281,14 +281,14 @@ class Capacity:
         return max(left, self.held)  # neither threads nor processes have more memory
 
     def with_memory(self) -> float:
-        """The time of an output if there were memory for all prefetched elements; at least the
-        present limit.
+        """Returns the time of an output if there were memory for all prefetched elements; at least
+        the present limit.
         """
         return max(self._longest(self.stations), self.now - self.held)
 
 
 def spread(snapshot: Snapshot) -> float | None:
-    """The relative standard error of the time that an output takes, from slices of the run;
+    """Returns the relative standard error of the time that an output takes, from slices of the run;
     ``None`` if there are too few.
     """
     marks = snapshot.marks
@@ -308,13 +308,13 @@ def alike_stages(summary: ExecutionSummary) -> dict[str, list[int]]:
 
 
 def _at_work(stages: list[StageSummary]) -> list[StageSummary]:
-    """Those that do not wait for others."""
+    """Returns the stages that do not wait for others."""
     return [stage for stage in stages if not stage.is_prefetch]
 
 
 def _segments(summary: ExecutionSummary) -> dict[int | None, list[StageSummary]]:
-    """The stages that run in one thread, by the prefetching stage that waits for them; ``None`` is
-    the consumer's thread.
+    """Returns the stages that run in one thread, by the prefetching stage that waits for them;
+    ``None`` is the consumer's thread.
     """
     segments: dict[int | None, list[StageSummary]] = {
         None: [x for x in summary.values() if x.place == "consumer"]

@@ -92,7 +92,7 @@ class _Box:
 
     title: str
     tooltip: str = ""
-    id: int | None = None  # of a stage; ``None`` stands for several that are left out
+    id: int | None = None  # of a stage; ``None`` for several stages that are not drawn
     parameters: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     spec: list[str] = field(default_factory=list)
@@ -147,7 +147,7 @@ def svg_picture(width: float, height: float, label: str, parts: Sequence[str]) -
     Args:
         width: in pixels, as ``height``.
         height: of the picture.
-        label: what it is, for those who do not see it.
+        label: what it is, for screen readers.
         parts: elements of SVG, which may use the classes of the style and the marker ``gm-arrow``.
     """
     return "\n".join(
@@ -173,7 +173,7 @@ def svg_picture(width: float, height: float, label: str, parts: Sequence[str]) -
 def _boxes(
     graph: Graph, notes: Mapping[int, Sequence[str]], weights: Mapping[int, float]
 ) -> list[_Box]:
-    """The boxes of the drawing, the output first, then depth first."""
+    """Returns the boxes of the drawing, the output first, then depth first."""
     boxes: list[_Box] = []
     drawn: dict[int | str, _Box] = {}  # of stages
     stages = graph.by_id

@@ -63,7 +63,7 @@ class Graph:
         return {stage.id: stage for stage in self.stages}
 
     def with_specs(self, specs: Mapping[int, str]) -> Graph:
-        """The same graph, with what was seen of the elements after some of the stages."""
+        """Returns the same graph, with what was seen of the elements after some of the stages."""
         return Graph(
             tuple([replace(stage, spec=specs.get(stage.id) or stage.spec) for stage in self.stages])
         )
@@ -125,8 +125,8 @@ def graph_of(pipeline: Any) -> Graph:
 
 
 def _made_by_running(nodes: list[Any], inputs: list[tuple[int, ...]]) -> set[int]:
-    """The stages after an interleave of datasets that a ``MapDataset`` makes: to describe them, one
-    would have to be made.
+    """Returns the stages downstream of an interleave of datasets that a ``MapDataset`` makes: to
+    describe them, one would have to be made.
     """
     found = {
         i for i, node in enumerate(nodes) if isinstance(vars(node).get("_gm_datasets"), MapDataset)

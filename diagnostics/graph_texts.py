@@ -76,8 +76,8 @@ def _text_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> li
 
 
 def stage_lines(graph: Graph) -> list[str]:
-    """The stages of a graph from the sources down, one to a line, with lengths and the look of
-    elements where these change. Long pipelines are abbreviated in the middle.
+    """Returns the stages of a graph from the sources down, one to a line, with lengths and the look
+    of elements where these change. Long pipelines are abbreviated in the middle.
 
     Example:
         >>> from gristmill.dataset import MapDataset

@@ -7,7 +7,7 @@ from html import escape
 
 
 def safe(text: str) -> str:
-    """``text`` as HTML, also in attributes; what a file cannot hold is replaced."""
+    """Returns ``text`` as HTML, also in attributes; what a file cannot hold is replaced."""
     return escape(re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", text))
 
 

@@ -10,7 +10,7 @@ from gristmill.diagnostics.view import dataset_iterator
 
 def jumped(it: Any, index: int) -> bool:
     """True if ``it`` could continue at an index without the elements before it; where elements are
-    left out, one has to count.
+    dropped, they must be counted.
     """
     if dataset_iterator(it)._gm_has_gaps():
         return False

@@ -15,8 +15,8 @@ _MAX_WAITED = 2
 
 
 def cpu_demand_ns() -> int:
-    """The CPU time that this process has had or has waited for so far, with all threads that are
-    still there.
+    """Returns the CPU time that this process has had or has waited for so far, with all threads
+    that are still there.
 
     Only Linux reports the time that it waited because other processes had the CPUs.
     """
@@ -46,8 +46,8 @@ def thread_demand_ns() -> tuple[int, int]:
 
 
 def free_memory() -> float:
-    """The bytes that this process may still take, by its control group and by what the machine has;
-    infinite if unknown.
+    """Returns the bytes that this process may still take, by its control group and by what the
+    machine has; infinite if unknown.
     """
     free = available_memory()
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -54,7 +54,7 @@ def mixture_shares(ds: Any, batch_size: int | None = None) -> list[MixtureShares
     computed.
 
     Looked at are the first elements of the mixtures nearest to the sources, without what ``filter``
-    leaves out. Mixtures that are shuffled, and those with ``by=``, are left out.
+    drops. Mixtures that are shuffled, and those with ``by=``, are skipped.
 
     Args:
         ds: a ``MapDataset`` or ``IterDataset``.

@@ -111,8 +111,8 @@ def _stage(node: StageSummary) -> list[str]:
 
 
 def _rows(graph: Graph) -> list[tuple[str, str, str, str]]:
-    """The bars before the name of a stage, the name, its length and its elements, from the sources
-    down.
+    """Returns the bars before the name of a stage, the name, its length and its elements, from the
+    sources down.
     """
     texts: dict[str, tuple[str, str, str]] = {}
     rows = []
@@ -125,8 +125,8 @@ def _rows(graph: Graph) -> list[tuple[str, str, str, str]]:
 def _lines(
     stages: Mapping[int, Stage], output: int, texts: dict[str, tuple[str, str, str]]
 ) -> list[str]:
-    """A line for each stage, with a key in place of its name; one that several draw from has one
-    line, and others refer to it.
+    """Returns a line for each stage, with a key in place of its name; one that several draw from
+    has one line, and others refer to it.
     """
     chain: list[Stage] = []
     above: Sequence[int] = (output,)

@@ -64,7 +64,7 @@ class Observer:
         self.output = OutputCounts(self._attend, self._end)
         self.max_events = 0  # see ``record``
         self.groups: dict[int, WorkerGroup] = {}  # the workers of a stage, by its number
-        self.faults: dict[str, int] = {}  # that were passed over, by the names of the steps
+        self.faults: dict[str, int] = {}  # skipped or replaced, by stage
         self.measures = False  # see ``measuring``; to be set before anything joins
         self.times_threads = False  # if it also measures CPU times (see ``alone``)
         self.name: str | None = None  # in metrics
@@ -138,12 +138,12 @@ class Observer:
         return probe
 
     def probe_of(self, it: DatasetIterator[Any]) -> Probe | None:
-        """That which counts what ``it`` does, if that is observed here."""
+        """Returns the probe that counts what ``it`` does, if that is observed here."""
         observer, probe = observed_as(it)
         return probe if observer is self else None
 
     def _assign(self, it: DatasetIterator[Any], probe: Probe) -> None:
-        """Its methods are replaced when it is first used: it may be under construction."""
+        """Replaces the methods of ``it`` when it is first used: it may be under construction."""
         observe_as(it, self, probe)
         self._adopted = [ref for ref in self._adopted if ref() is not None]
         self._adopted.append(weakref.ref(it))
@@ -163,18 +163,16 @@ class Observer:
         return probe or self.root
 
     def alive(self) -> Iterable[DatasetIterator[Any]]:
-        """The iterators that are observed and still there."""
+        """Returns the iterators that are observed and still there."""
         return [it for it in [ref() for ref in self._adopted] if it is not None]
 
     def add_faults(self, step: str, num: int) -> None:
-        """Counts elements that a step that tolerates faults, in this process or workers, has passed
-        over.
-        """
+        """Counts elements that a stage with ``tolerate`` has skipped, in any process."""
         with self._lock:
             self.faults[step] = self.faults.get(step, 0) + num
 
     def components(self) -> dict[int, dict[str, dict[str, int]]]:
-        """The draw counts of the components of mixtures of streams, by the number of their
+        """Returns the draw counts of the components of mixtures of streams, by the number of their
         probe.
         """
         found: dict[int, dict[str, dict[str, int]]] = {}
@@ -228,7 +226,7 @@ class Observer:
                 if before is None and self.root is not None:
                     for callback in self.on_use:
                         _try(callback, self)
-                # there is another stage behind it now
+                # there is another downstream stage now
                 if before is not None and before is not self.root:
                     waiting += [it for it in self.alive() if self.probe_of(it) is before]
             for it in waiting:
@@ -253,7 +251,7 @@ class Observer:
             partial(self._instrument_of, weakref.ref(it), probe),
             reads=partial(self._observed_copy, probe),
             opened=partial(self._adopt_component, probe),
-            hired=partial(self._attach, probe),
+            pools=partial(self._attach, probe),
             waits=probe.budget_waits,
         )
         for inner in it._gm_engine.open_iterators():
@@ -310,7 +308,7 @@ class Observer:
             _try(callback)
 
     def cell(self, probe: Probe) -> StageCounts:
-        """The sum of the counts of all threads for a stage."""
+        """Returns the sum of the counts of all threads for a stage."""
         total = StageCounts()
         with merging:
             for lane in [*self.lanes]:
@@ -346,7 +344,7 @@ def _fits(probe: Probe, stage: Any) -> bool:
 
 
 def _num_ready(owner: Callable[[], Any]) -> int | None:
-    """The number of elements that a prefetching stage could deliver at once."""
+    """Returns the number of elements that a prefetching stage could deliver at once."""
     it = owner()
     work = None if it is None else it._gm_engine.work_ahead()
     return None if work is None else work.num_ready

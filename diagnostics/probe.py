@@ -12,8 +12,8 @@ length of a run:
 3. One call in some is timed where calls take less than 0.4 ms and are not for blocks, and stands
    for those before it, which are only counted. So the cost stays below a few per cent. Where that
    misses long calls after all, all are timed from then on.
-4. What is dear (how large an element is, what it looks like, the timeline) is looked at now and
-   then, when ``attend_at`` says so.
+4. What is expensive (how large an element is, what it looks like, the timeline) is looked at now
+   and then, when ``attend_at`` says so.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class StageCounts:
 
     def __init__(self) -> None:
         self.elements = self.errors = 0
-        self.stood_for = 0  # elements for which those stand whose calls were timed
+        self.stood_for = 0  # elements that the timed calls stand for
         self.own = 0  # in the stage itself, its parents' calls excluded
         self.cpu = 0  # CPU time, if it is measured (see ``alone``)
         self.least, self.most = _NEVER, 0  # own time per element
         self.sampled = self.sampled_bytes = 0
         self.attend_at = 0
         self.bytes_read = 0  # if reads are measured,
-        # and their times, or whatever else is measured of the stage
+        # and their times, or what else is measured of the stage
         self.histogram: Histogram | None = None
 
     def add(self, other: StageCounts) -> None:
@@ -113,7 +113,7 @@ class ThreadCounters:
         return thread is None or not thread.is_alive()
 
     def plan(self, spent: int) -> None:
-        """After a call that took this long: the number of following calls that are only counted."""
+        """Sets the number of calls that are only counted after one that took this long."""
         if self._untimed_after:
             self._untimed_after -= 1
         elif self.events is None and spent < _DEAR_NS:
@@ -122,12 +122,12 @@ class ThreadCounters:
             self.left = (self._random >> 8) % (2 * most + 1)
 
     def time_all(self) -> None:
-        """From now on no call is counted alone: some of those that were took too long."""
+        """Times all calls from now on: some that were only counted took too long."""
         self._untimed_after = _NEVER
         self.left = 0
 
     def __enter__(self) -> None:
-        """A call that is only counted."""
+        """Counts a call that is not timed."""
         self.left -= 1
         self.skipped += 1
         self.mode = _COUNTING
@@ -319,8 +319,8 @@ class OutputCounts:
         self.unrecorded = 0
 
     def record(self, delay: int) -> None:
-        """Counts a delay among its like; one of which there are many stands for those that were not
-        recorded, too.
+        """Counts a delay in its class; in large classes it also stands for delays that were not
+        recorded.
         """
         bits = (delay - 1).bit_length()
         times = 1
@@ -330,7 +330,9 @@ class OutputCounts:
         self.delays[bits << 3 | delay - 1 >> bits - 4 & 7 if bits > 3 else bits << 3] += times
 
     def misses_too_much(self, delay: int) -> bool:
-        """After a call that took so long and was only counted: whether that happens too often."""
+        """Adds the delay of a call that was only counted; returns true if such calls take too
+        long too often.
+        """
         self.missed += delay
         return self.missed > _MISSED_SHARE * self.waited
 
@@ -353,8 +355,8 @@ class OutputCounts:
         self._mark_at = now + self._mark_ns
 
     def percentile(self, share: float) -> float:
-        """The delay in nanoseconds that this share of the outputs did not exceed, to about 6 %; 0
-        if there were none.
+        """Returns the delay in nanoseconds that this share of the outputs did not exceed, to about
+        6 %; 0 if there were none.
         """
         left = share * sum(self.delays)
         for place, num in enumerate(self.delays):
@@ -510,8 +512,8 @@ def timing_thread(original: Method, number: int, lanes: CountersOfThreads) -> Me
 
 
 def take_anew(it: Any, n: int, original: Method) -> list[Any]:
-    """The next elements of an iterator, through the instrument that it has by now; of a user's one
-    of them.
+    """Returns the next elements of an iterator, through the instrument that it has by now; of a
+    user's one of them.
 
     Args:
         it: the iterator.
@@ -536,7 +538,7 @@ def _taking(
     lanes: CountersOfThreads,
     output: OutputCounts,
 ) -> Callable[[int], list[Any]]:
-    """For the last stage: also takes the time that the consumer waits."""
+    """Takes elements for the last stage, and the time that the consumer waits."""
     number, waits, is_profiling = probe.number, probe.waits, output.is_profiling
 
     def take(n: int) -> list[Any]:

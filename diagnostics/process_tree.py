@@ -26,7 +26,7 @@ def memory_bytes() -> int | None:
     """Return the memory of the processes that run now. Shared pages count once.
 
     Returns:
-        ``None`` if the system does not tell.
+        ``None`` if the system does not report it.
     """
     if not (_PROC / "self" / "smaps_rollup").exists():
         return None

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from gristmill.core.config import config
-from gristmill.dataset.watching import tell_of_joining
+from gristmill.dataset.watching import report_joining
 from gristmill.diagnostics.ahead import BudgetUse, budgets_of
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.load import cpu_demand_ns
@@ -90,7 +90,7 @@ class WorkerReport:
 
 
 def records_of(observer: Any) -> list[StageRecord]:
-    """The counts of an observer in this process, by the numbers of its probes."""
+    """Return the counts of an observer in this process, by the numbers of its probes."""
     probes = [*observer.probes]
     cells = [observer.cell(probe) for probe in probes]
     for probe in probes:
@@ -266,12 +266,12 @@ class WorkerGroup:
             self._past[key] = _added(self._past.pop(key, None), report)
 
     def decoding(self, node: str) -> int:
-        """The time that the consumer took to decode messages from a node."""
+        """Return the time that the consumer took to decode messages from a node."""
         return max(0, self._received[node] - self._waited[node])
 
     def reports(self) -> list[WorkerReport]:
-        """One of every worker on each node where it was, what those before it in its place there
-        have counted included.
+        """Return one of every worker on each node where it was, what those before it in its place
+        there have counted included.
         """
         reports = {
             key: replace(report, records=deepcopy(report.records))
@@ -315,14 +315,14 @@ def _node(worker: Any) -> str:
 
 
 def _wall() -> int:
-    """The difference between the time of day, which is nearly the same on all machines, and the
-    clock of this machine.
+    """Return the difference between the time of day, which is nearly the same on all machines, and
+    the clock of this machine.
     """
     return time.time_ns() - clock()
 
 
 def _on_node(lane: LaneRecord, node: str, shift: int) -> LaneRecord:
-    """By this machine's clock."""
+    """Return the record with times by this machine's clock."""
     marks = [(t + shift, own) for t, own in lane.marks]
     events = [
         (began + shift, ended + shift, stage, num) for began, ended, stage, num in lane.events
@@ -427,7 +427,7 @@ class _Reporter:
     def _join(self) -> None:
         # those of several lanes are one pipeline
         for it in getattr(self._producer, "iterators", ()):
-            if tell_of_joining(it, self._observer.adopt):
+            if report_joining(it, self._observer.adopt):
                 if self._observer.root is None:
                     self._observer.adopt(it)
                 else:

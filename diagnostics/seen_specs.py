@@ -37,7 +37,7 @@ def _lay(
     seen: int,
     specs: dict[int, str],
 ) -> None:
-    """Lays a stage and what is behind it beside what was seen."""
+    """Compares a stage and those upstream with the specs that were seen."""
     if number in specs:
         return
     passed, ran = _chain(stages, number), _chain(summary, seen)
@@ -61,7 +61,7 @@ def _lay(
 
 
 def _branch(stages: Mapping[int, Stage], number: int) -> list[str]:
-    """The steps of a branch, and what kind of source it has: where these are the same, so are its
+    """Returns the stages of a branch, and its kind of source: where these are the same, so are its
     elements.
     """
     stage = stages[number]
@@ -76,7 +76,7 @@ def _makes_datasets(stage: Stage) -> bool:
 
 
 def _chain(stages: Mapping[int, Stage] | Mapping[int, StageSummary], number: int) -> list[int]:
-    """A stage and those before it, as long as each has one input."""
+    """Returns a stage and those before it, as long as each has one input."""
     found = [number]
     while len(found) <= _MAX_SKIPPED and len(inputs := stages[found[-1]].inputs) == 1:
         found.append(inputs[0])
@@ -84,5 +84,5 @@ def _chain(stages: Mapping[int, Stage] | Mapping[int, StageSummary], number: int
 
 
 def _kind(name: str) -> str:
-    """The name that a dataset and its iterator share."""
+    """Returns the name that a dataset and its iterator share."""
     return re.sub(r"(Iter)?Dataset|Iterator", "", re.split(r"[(\[]", name)[0])

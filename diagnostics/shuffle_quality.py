@@ -33,8 +33,7 @@ class ShuffleQuality:
             shares of classes, on average.
         ideal: the distance if the same elements were mixed completely; not 0, since batches are
             small.
-        correlation: of the classes of neighbours, from -1 to 1; about 0 where they tell nothing of
-            one another.
+        correlation: of the classes of neighbours, from -1 to 1; about 0 where they are independent.
         blocks_per_batch: the mean number of blocks of storage that a batch touches; ``None`` where
             records have no positions.
         batch_size: elements of a batch.
@@ -57,7 +56,7 @@ class ShuffleQuality:
         return self.distance / self.ideal if self.ideal else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, JSON-able."""
+        """Returns all figures, JSON-able."""
         return {name: value for name, value in asdict(self).items() if name != "_points"} | {
             "ratio": self.ratio
         }
@@ -76,8 +75,8 @@ class ShuffleQuality:
         )
 
     def svg(self) -> str:
-        """A picture: elements from left to right, their classes from top to bottom. A complete
-        shuffle is an even cloud.
+        """Returns a picture: elements from left to right, their classes from top to bottom. A
+        complete shuffle is an even cloud.
         """
         dots = [
             f'<circle class="gm-arrow" cx="{_MARGIN + x * (_WIDTH - 2 * _MARGIN):.1f}" '
@@ -190,7 +189,7 @@ def shuffle_quality(
 def _batches(
     ds: Any, size: int, most: int, needs_elements: bool
 ) -> Iterator[tuple[list[Any], list[int]]]:
-    """Elements that are there, and the positions of their records in the source where known."""
+    """Yields elements that exist, and the positions of their records in the source where known."""
     if isinstance(ds, MapDataset):
         num = len(ds) // size
         for i in range(min(num, most)):
@@ -214,8 +213,8 @@ def _record_keys(ds: MapDataset[Any], indices: range) -> list[int]:
 
 
 def _classes(keys: list[Any]) -> tuple[NDArray[np.int64], int]:
-    """The class of each key, numbered, and how many there are; in the order of keys where they have
-    one.
+    """Returns the class of each key, numbered, and how many there are; in the order of keys where
+    they have one.
     """
     try:
         different = sorted(set(keys))

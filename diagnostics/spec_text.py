@@ -17,7 +17,7 @@ _PLAIN = frozenset({int, float, complex, bool, type(None), np.bool_})
 def spec_text(element: Any) -> str:
     """Returns how ``element`` looks: a tree whose leaves are ``dtype[shape]``.
 
-    Python values stand there with the names of their types, lists and tuples of items that look the
+    Python values are shown by the names of their types, lists and tuples of items that look the
     same as ``list<int>[2]``. What ``get_element_spec`` returns looks like the elements that it
     describes; a length that is not known is ``?``. The text is short however large the element is,
     and never fails.
@@ -51,8 +51,8 @@ def static_spec_text(ds: Any) -> str | None:
 
 
 def element_nbytes(element: Any) -> int:
-    """Returns the bytes of the arrays, texts and byte strings in ``element``; whatever else is in
-    it counts nothing.
+    """Returns the bytes of the arrays, texts and byte strings in ``element``; anything else in it
+    counts nothing.
 
     Example:
         >>> element_nbytes({"a": np.zeros(3, np.int32), "b": ["ab", 5]})
@@ -87,7 +87,7 @@ def _nbytes(element: Any) -> int:
 
 
 def _children(element: Any) -> Mapping[Any, Any]:
-    """The parts of a container by name or number; none of a leaf."""
+    """Returns the parts of a container by name or number; none of a leaf."""
     if isinstance(element, Mapping):
         return element
     if isinstance(element, list | tuple):
@@ -149,7 +149,7 @@ def _sequence_text(items: Sequence[Any]) -> str:
 
 
 def _quoted(part: Any) -> str:
-    """A part of a container unchanged: containers as they are, leaves in quotes."""
+    """Returns a part of a container unchanged: containers as they are, leaves in quotes."""
     text = _text(part)
     is_tree = part is None or (not hasattr(part, "dtype") and (text[0] in "{[(" or text[-1] == ")"))
     return text if is_tree else repr(text)

@@ -23,7 +23,8 @@ _MAX_BYTES = 20_000
 
 
 def stack_text(ident: int | None, leave_out: tuple[str, ...] = ()) -> str:
-    """The stack of a thread of this process, its innermost call last; empty if there is none.
+    """Returns the stack of a thread of this process, its innermost call last; empty if there is
+    none.
 
     Args:
         ident: of the thread.
@@ -52,7 +53,8 @@ def show_stacks_when_asked() -> None:
 
 
 def worker_stacks(process_id: int) -> str:
-    """The stacks of all threads of a worker, the innermost call first; empty if it cannot be asked.
+    """Returns the stacks of all threads of a worker, the innermost call first; empty if it cannot
+    be asked.
 
     Where no worker can be, it is a sentence that says so.
     """

@@ -115,7 +115,7 @@ def _look(watched: _Watch) -> None:
 
 
 def stall_text(observer: Any, seconds: float) -> str:
-    """A text on what an observed pipeline waits for at the moment."""
+    """Returns a text on what an observed pipeline waits for at the moment."""
     output, root = observer.output, observer.root
     threads = [(lane.name, lane.ident) for lane in [*observer.lanes] if not lane.is_over]
     workers = [worker for group in observer.groups.values() for worker in group.processes]
@@ -124,8 +124,8 @@ def stall_text(observer: Any, seconds: float) -> str:
 
 
 def waiting_text(it: Any, thread: int | None, num: int, seconds: float) -> str:
-    """A text on what a thread that uses an iterator, which need not be observed, waits for at the
-    moment.
+    """Returns a text on what a thread that uses an iterator, which need not be observed, waits for
+    at the moment.
 
     Args:
         it: the iterator.
@@ -177,12 +177,12 @@ def _stacks_of(worker: Any) -> str:
 
 
 def _frame_of(thread: int | None) -> FrameType | None:
-    """The current frame of a thread."""
+    """Returns the current frame of a thread."""
     return sys._current_frames().get(thread or 0)
 
 
 def _awaited_worker(frame: FrameType | None) -> str:
-    """Which worker a thread waits for, and where that is in the pipeline."""
+    """Returns which worker a thread waits for, and where that is in the pipeline."""
     while frame is not None:
         owner = frame.f_locals.get("self")
         awaited = owner.awaited_worker() if isinstance(owner, RunningShards) else None
@@ -193,14 +193,14 @@ def _awaited_worker(frame: FrameType | None) -> str:
 
 
 def library_folders() -> tuple[str, ...]:
-    """The folders of the files of this package."""
+    """Returns the folders of the files of this package."""
     names = [name for name in sys.modules if name.startswith("gristmill.")]
     files = [getattr(sys.modules[name], "__file__", None) for name in names]
     return tuple({f"{Path(file).parent}{os.sep}" for file in files if file} | {threading.__file__})
 
 
 def _innermost(frame: FrameType | None) -> str:
-    """The innermost stage that a thread is in, and the elements that it computes."""
+    """Returns the innermost stage that a thread is in, and the elements that it computes."""
     elements = ""
     while frame is not None:
         variables = frame.f_locals

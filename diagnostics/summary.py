@@ -141,7 +141,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         waited_ns: the consumer has waited so long.
         budgets: what is in use of the threads and the memory for what is computed ahead, in each
             process that does so.
-        faults: how many elements each step that tolerates them has passed over since it is
+        faults: how many elements each stage of ``tolerate`` has skipped or replaced since it is
             observed, by its name; only those that have.
         imports: the modules that workers import with their task for more than half a second, and
             the seconds of the slowest worker.
@@ -192,7 +192,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     def passed_over(self) -> str:
         """The number of faults that were skipped, by stage; empty if there were none."""
         parts = ", ".join([f"{num:,} by {step}" for step, num in self.faults.items()])
-        return f"faults passed over: {parts}" if parts else ""
+        return f"faults tolerated: {parts}" if parts else ""
 
     @property
     def drawn(self) -> str:
@@ -223,7 +223,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         return [*lines, *[f"auto: {decision}" for decision in self.decisions[-_MAX_DECISIONS:]]]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return all of it as plain data."""
         nodes = {
             str(key): {**asdict(node), "inputs": list(node.inputs)}
             for key, node in self.nodes.items()
@@ -297,7 +297,7 @@ def _row(node: StageSummary, is_bottleneck: bool) -> list[str]:
 
 
 def aligned(headings: tuple[str, ...], rows: list[list[str]]) -> str:
-    """A table as text; long cells go over several lines."""
+    """Return a table as text; long cells go over several lines."""
     cells = [
         [textwrap.wrap(text, _HEADING_WIDTH) for text in headings],
         *[[_wrapped(text) for text in row] for row in rows],
@@ -331,7 +331,8 @@ class ThreadTimeline:
     """The activity of one thread over time.
 
     Args:
-        process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
+        process: ``"main"``, or ``"worker 0"`` and so on, after the name of its node if it is on
+            Ray.
         thread: its name.
         began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all
             processes on Linux); on another node as exactly as its time of day is that of this
@@ -388,7 +389,7 @@ class WorkerLoad:
 
 
 def on_all_nodes(loads: list[WorkerLoad]) -> list[WorkerLoad]:
-    """The loads of stages, those of all nodes together."""
+    """Return the loads of stages, those of all nodes together."""
     whole: dict[int, WorkerLoad] = {}
     for load in loads:
         other = whole.get(load.stage)
@@ -443,7 +444,7 @@ class Snapshot:
 
 
 def take_snapshot(observer: Any) -> Snapshot:
-    """The counts of an observer so far, its workers included."""
+    """Return the counts of an observer so far, its workers included."""
     records = records_of(observer)
     places: dict[int, str] = {}
     transport: dict[int, int] = {}
@@ -530,7 +531,7 @@ def _load_of(stage: int, node: str, reports: list[WorkerReport], group: WorkerGr
 
 
 def summarize(observer: Any) -> ExecutionSummary:
-    """The stages of an observed pipeline."""
+    """Return the stages of an observed pipeline."""
     return take_snapshot(observer).summary
 
 
@@ -587,7 +588,7 @@ def _summary(
 
 
 def _names_of_components(records: list[StageRecord], order: Iterable[int]) -> dict[int, str]:
-    """The component that each stage belongs to, by its place in ``records``.
+    """Return the component that each stage belongs to, by its place in ``records``.
 
     Args:
         records: all stages.
@@ -604,8 +605,8 @@ def _names_of_components(records: list[StageRecord], order: Iterable[int]) -> di
 
 
 def _num_long(observer: Any) -> dict[int, int]:
-    """The number of elements longer than the last boundary of stages that batch by length, by the
-    number of the probe.
+    """Return the number of elements longer than the last boundary of stages that batch by length,
+    by the number of the probe.
     """
     found: dict[int, int] = {}
     for it in observer.alive():
@@ -643,7 +644,7 @@ def _add_workers(
 
 
 def _ids(records: list[StageRecord], root: int) -> dict[int, int]:
-    """The ids of what the output is made of: depth first, the output is 0."""
+    """Return the ids of what the output is made of: depth first, the output is 0."""
     ids: dict[int, int] = {}
     todo = [root]
     while todo:
@@ -655,8 +656,8 @@ def _ids(records: list[StageRecord], root: int) -> dict[int, int]:
 
 
 def _place(records: list[StageRecord], order: Mapping[int, int], number: int) -> str:
-    """The thread of a stage, in words: a stage upstream of one that waits does not run in the
-    consumer's thread.
+    """Return the thread of a stage, in words: a stage upstream of one that waits does not run in
+    the consumer's thread.
     """
     behind: set[int] = set()
     for other in order:
@@ -668,8 +669,8 @@ def _place(records: list[StageRecord], order: Mapping[int, int], number: int) ->
 def _ratios(
     records: list[StageRecord], root: int, transport: Mapping[int, int]
 ) -> dict[int, float]:
-    """Each stage's share of waiting: a prefetching stage hands its own on to what it waits for, in
-    proportion to their times.
+    """Return each stage's share of waiting: a prefetching stage hands its own on to what it waits
+    for, in proportion to their times.
 
     What workers and their consumer need to hand elements over stays with the stage that does so.
     """

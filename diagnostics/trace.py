@@ -13,7 +13,7 @@ from gristmill.diagnostics.summary import Snapshot
 
 
 def trace_json(snapshot: Snapshot) -> str:
-    """The recorded calls of a snapshot: a row for each thread, stages that call one another
+    """Returns the recorded calls of a snapshot: a row for each thread, stages that call one another
     nested.
     """
     events: list[dict[str, Any]] = []

@@ -52,7 +52,7 @@ class Diagnosis:
 
     Args:
         bound_by: ``"source"``, ``"transform"``, ``"transport"`` (from workers to the consumer),
-            ``"consumer"``, or ``"unknown"`` as long as there is too little to tell: what would gain
+            ``"consumer"``, or ``"unknown"`` as long as too little is measured: what would gain
             most if it took no time.
         stage: the name of the stage that binds it, if one does.
         sentence: all of that in one sentence, or two if it is not certain.
@@ -137,7 +137,7 @@ def _load_text(load: WorkerLoad) -> str:
 
 
 def settings_of(it: Any) -> Settings:
-    """The settings of the first place, from the output upwards, that has some."""
+    """Returns the settings of the first place, from the output upwards, that has some."""
     reads, workers = None, None
     todo = [it]
     while todo:
@@ -154,7 +154,7 @@ def settings_of(it: Any) -> Settings:
 def diagnosis_of(
     snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alone | None = None
 ) -> Diagnosis:
-    """The diagnosis that follows from a snapshot.
+    """Returns the diagnosis that follows from a snapshot.
 
     Args:
         snapshot: the numbers.

@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.errors.tracebacks import filter_traceback
-from gristmill.dataset.watching import observed_by, tell_of_joining
+from gristmill.dataset.watching import observed_by, report_joining
 from gristmill.diagnostics.alone import OneThread, alone, run_alone
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.attended import NEXT_SECONDS, START_SECONDS, Attended
@@ -38,7 +38,7 @@ def observe(it: Any, *, trace: bool = False, stall_seconds: float | None = None)
 
     Outputs, their order and states stay the same. It costs about 0.5 µs for each output and 0.1 µs
     or more for a call of a stage, which takes a block of elements wherever it can; afterwards
-    nothing of it is left. An iterator that is observed already (by an option, say) stays so.
+    nothing of it is left. An iterator that is observed already (such as by an option) stays so.
 
     Args:
         it: an iterator of a dataset or of a ``DataLoader``.
@@ -123,7 +123,7 @@ def diagnose(
 
 
 _ALONE_SHARE = 0.25  # the share of the time for a run in one thread
-_MIN_COMPUTING = 0.3  # wanted CPUs below which that run is left out
+_MIN_COMPUTING = 0.3  # wanted CPUs below which that run is skipped
 _MAX_ALONE = 4  # the largest time of an output, as a multiple of the time of that run
 _HINT = "If it is only slow, allow more time for an element: diagnose(..., stall_seconds=60)."
 _END = object()
@@ -138,7 +138,7 @@ def _observed(
 ) -> View:
     start = it.get_state()
     with observe(it):  # for what there is to say if it is stuck
-        # what starting takes is not what is asked for
+        # the time of starting is not wanted
         if attended.call(lambda: next(it, _END), seconds=start_seconds) is _END:
             raise ValueError(f"the pipeline has no elements to diagnose: {it!s:.200}")
     with observe(it) as view:
@@ -227,7 +227,7 @@ def get_execution_summary(iterator: Any) -> ExecutionSummary:
 
 
 def dataset_iterator(it: Any) -> DatasetIterator[Any]:
-    """The iterator that does the work in ``it``."""
+    """Returns the iterator that does the work in ``it``."""
     if isinstance(it, DataLoaderIterator):
         return it._iterator
     if not isinstance(it, DatasetIterator):
@@ -239,7 +239,9 @@ def dataset_iterator(it: Any) -> DatasetIterator[Any]:
 
 
 def progress_of(view: View) -> int:
-    """A number that stays the same as long as a ``next`` is in progress, and changes otherwise."""
+    """Returns a number that stays the same as long as a ``next`` is in progress, and changes
+    otherwise.
+    """
     return view._observer.output.began or clock()
 
 
@@ -268,7 +270,7 @@ class View:
             observer.record(_MAX_EVENTS)
         if self._is_ours:
             annotate_while_profiling(observer)
-            tell_of_joining(self._it, observer.adopt)
+            report_joining(self._it, observer.adopt)
             observer.adopt(self._it)
             observer.prepare()
             self._stack.callback(observer.stop)
@@ -299,15 +301,15 @@ class View:
         return diagnosis_html(self.diagnosis())
 
     def snapshot(self) -> Snapshot:
-        """All numbers of this moment."""
+        """Returns all numbers of this moment."""
         return take_snapshot(self._observer)
 
     def summary(self) -> ExecutionSummary:
-        """The time of each stage."""
+        """Returns the time of each stage."""
         return self.snapshot().summary
 
     def diagnosis(self) -> Diagnosis:
-        """The bottleneck of the pipeline, and suggested changes."""
+        """Returns the bottleneck of the pipeline, and suggested changes."""
         return self._diagnosis()
 
     def _diagnosis(self, run: OneThread | None = None, *, is_step_alike: bool = False) -> Diagnosis:
@@ -320,7 +322,7 @@ class View:
         return cpu_demand_ns() - self._cpu_began if self._cpu_ns is None else self._cpu_ns
 
     def report(self) -> str:
-        """The diagnosis and the summary as text."""
+        """Returns the diagnosis and the summary as text."""
         diagnosis = self.diagnosis()
         return f"{diagnosis}\n\n{diagnosis.snapshot.summary}"
 

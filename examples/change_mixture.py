@@ -8,7 +8,7 @@ token is a character. Shares are shares of tokens, and follow a schedule. Packin
 at a time. In the middle the program saves, and continues as one that was started again would, with
 other weights and a corpus more: what the bins held comes as it was, new weights act on what is
 drawn after that. The exit status is 0 only if every text that was drawn came once, with all its
-tokens, and none was left out.
+tokens, and none was lost.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def main() -> None:
     }
     twice = [number for number, num in seen.items() if num != len(texts[number][:LENGTH])]
     print(f"{len(seen)} texts came, {len(twice)} of them not exactly once")
-    # Whatever was drawn before the bins that are being given out has come.
+    # All texts drawn before the bins that are being given out have come.
     drawn = sum([counts["elements"] for counts in batches.counts().values()])
     if twice or len(seen) < drawn:
         sys.exit("tokens came twice, or were lost")

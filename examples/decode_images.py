@@ -82,7 +82,7 @@ def take(ds: grain.IterDataset, num: int) -> tuple[np.ndarray, str]:
         return (
             batches,
             (
-                f"{faults.total} of {faults.tried} photos passed over:"
+                f"{faults.total} of {faults.tried} photos skipped:"
                 f" {' '.join({x.error for x in faults.last})}"
             ),
         )

@@ -4,7 +4,7 @@ batched.
     python examples/digits_loader.py   # draws ten scans as five epochs deliver them
 
 The 1,797 scans of handwritten digits that ship with scikit-learn are written once, and one of the
-files is damaged then, as a bad disk does it: the loader passes over the record that cannot be read,
+files is damaged then, as a bad disk does it: the loader skips the record that cannot be read,
 within a budget. Noise and shifts come from a random generator that each record has of its own,
 another one in every epoch: a loader that begins in the middle makes the same batches.
 `train_digits.py` trains on this one.
@@ -132,8 +132,7 @@ def main() -> None:
     for _ in range(len(source) // args.batch_size):
         next(batches)
     print(
-        f"in an epoch {batches.faults().total} record is passed over:"
-        f" {batches.faults().last[0].error}"
+        f"in an epoch {batches.faults().total} record is skipped: {batches.faults().last[0].error}"
     )
     state = batches.get_state()
     again = iter(make_loader(source, batch_size=args.batch_size, seed=args.seed))

@@ -19,8 +19,8 @@ ROWS = 1000  # of a row group
 
 
 def write(folder: Path, num_files: int = 4) -> None:
-    """Files of some row groups each. Rows of the same sensor stand together: the worst order to
-    train in.
+    """Files of some row groups each. Rows of the same sensor are together: the worst order to train
+    in.
     """
     rng = np.random.default_rng(0)
     for number in range(num_files):

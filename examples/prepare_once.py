@@ -24,7 +24,7 @@ DOCUMENTS, PER_FILE = 600, 50
 
 
 def features(number: int) -> dict:
-    """A step that takes long: some milliseconds for each document."""
+    """A stage that takes long: some milliseconds for each document."""
     rng = np.random.default_rng(number)
     values = np.sort(rng.normal(size=64_000))[::1000]
     return {"id": number, "values": values.astype(np.float32), "text": f"document {number}"}

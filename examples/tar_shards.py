@@ -114,7 +114,7 @@ def main() -> None:
     accuracy = np.mean([guess == x["label"] for guess, x in zip(guesses, elements, strict=True)])
     print(f"{len(source)} records in {len(source.paths)} shards, discs in the first half of these")
     print(f"discs in the first batch: {first['label'].sum()} of {len(first['label'])}")
-    print(f"{accuracy:.0%} of {len(elements)} shapes told apart")
+    print(f"{accuracy:.0%} of {len(elements)} shapes classified correctly")
     same = np.array_equal(*runs)
     print(f"means of both runs: {'bit-identical' if same else 'DIFFERENT'}")
     sys.exit(not same)

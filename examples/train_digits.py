@@ -130,7 +130,7 @@ def train(run: Path, args: argparse.Namespace, interrupt_at: int | None = None) 
         log.write(f"final {accuracy} {digest(model['params'])} {faults.total}\n")
         print(
             f"{run.name}: held-out accuracy {accuracy:.1%}, {faults.total} of {faults.tried}"
-            " records passed over"
+            " records skipped"
         )
 
 

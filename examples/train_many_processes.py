@@ -4,7 +4,7 @@ with the same bits.
     python examples/train_many_processes.py [--processes 4] [--dataset]   # the whole story, in
     under a minute
 
-Every process stands for a host: it reads its own share of the records, and saves its own position
+Every process represents a host: it reads its own shard of the records, and saves its own position
 into the checkpoint of all. SIGKILL ends them while one is being written. Batches, losses and
 parameters must be those of a run without interruption. On a cluster, start `--processes <n> --index
 <i> --coordinator <host>:<port> --run <shared folder>` on every host yourself.

@@ -51,7 +51,7 @@ def make_record(label: int, rng: np.random.Generator) -> dict[str, object]:
 
 
 def make_batches() -> gristmill.IterDataset[dict[str, np.ndarray]]:
-    """Endless batches. The lanes decide what is in them; who computes these does not."""
+    """Endless batches. The lanes decide what is in them; the workers do not."""
     ds = (
         gristmill.MapDataset.range(1001)
         .seed(0)

@@ -91,14 +91,14 @@ class DataLoader(grain_names.DataLoader):
             else.
         worker_env: environment variables of worker processes (see ``MultiprocessingOptions``).
         num_lanes: into how many lanes the elements are divided, at least as many as workers.
-            Elements and states are those of as many workers then, whatever ``worker_count`` is: a
-            state that was taken with 8 workers continues with ``num_lanes=8`` and 0 to 8 workers.
+            Elements and states are those of as many workers then, for any ``worker_count``: a state
+            that was taken with 8 workers continues with ``num_lanes=8`` and 0 to 8 workers.
             ``None``: one lane for each worker. See ``MultiprocessingOptions`` for what a lane
             costs.
         order: ``"workers"``, as described above; or ``"stream"``: elements and states are those of
-            ``worker_count=0``, whatever their number is. Workers compute the operations up to the
-            first ``FlatMap``, function, ``Batch`` behind a ``Filter``, or second ``Batch``; these
-            and later operations are computed in this process.
+            ``worker_count=0``, for any number of workers. Workers compute the operations up to the
+            first ``FlatMap``, function, ``Batch`` downstream of a ``Filter``, or second ``Batch``;
+            these and later operations are computed in this process.
         workers: which workers, in place of ``worker_count``, ``worker_buffer_size``, ``worker_env``
             and ``num_lanes``: a ``RayOptions``, which has them on other machines, or a
             ``MultiprocessingOptions``, whose ``executor`` chooses between processes and threads.
@@ -295,7 +295,7 @@ class DataLoader(grain_names.DataLoader):
         return Infinite() if is_endless and not may_stop else num_elements(self._dataset)
 
     def _first_unsteady(self) -> str:
-        """The first operation whose number of elements is unknown beforehand."""
+        """Returns the first operation whose number of elements is unknown beforehand."""
         for position, operation in enumerate(self._operations):
             if operation_kind(operation) in (None, Filter, FlatMap, Tolerate):
                 return f"operations[{position}], {transform_name(operation)},"
@@ -365,7 +365,7 @@ def _worker_options(
     worker_env: Any,
     num_lanes: int | None,
 ) -> WorkerOptions:
-    """``workers``, or what the arguments say together that stand for it."""
+    """Returns ``workers``, or what the arguments say together that stand for it."""
     num_workers = number_or_auto(
         "worker_count", os.cpu_count() or 1 if worker_count is None else worker_count, 0
     )
@@ -491,7 +491,7 @@ def _is_unchanged(sampler: Any) -> bool:
 
 
 def _local_length(sampler: Any, shard: ShardOptions) -> int:
-    """The number of elements of this shard."""
+    """Returns the number of elements of this shard."""
     if (
         isinstance(sampler, IndexSampler)
         and _is_unchanged(sampler)
@@ -506,7 +506,7 @@ def _local_length(sampler: Any, shard: ShardOptions) -> int:
 
 
 def _sampler_length(sampler: Any) -> int:
-    """The number of indices that ``sampler`` answers; ``sys.maxsize`` if it answers all."""
+    """Returns the number of indices that ``sampler`` answers; ``sys.maxsize`` if it answers all."""
     length = sys.maxsize
     if hasattr(sampler, "__len__"):
         length = len(sampler)

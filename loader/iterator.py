@@ -115,7 +115,7 @@ class DataLoaderIterator(Iterator[Any]):
         """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any
         data.
         """
-        # as of items of a record, which sampler indices cannot tell apart
+        # as of items of a record, which sampler indices cannot distinguish
         if self._plan.keeps_whole_states:
             return state_to_text({**self._iterator.get_state(), **self._origin}).encode()
         self._frame = self._frame or self._text_around_position()
@@ -135,13 +135,13 @@ class DataLoaderIterator(Iterator[Any]):
         return self._num_positions * self._plan.shard.shard_count
 
     def _first_index(self, worker: int) -> int:
-        """The first sampler index of a worker."""
+        """Returns the first sampler index of a worker."""
         shard = self._plan.shard
         return shard.shard_index + worker * shard.shard_count
 
     def _position(self) -> tuple[int, list[int]]:
-        """The worker before the one that is next, and how many records each worker has read for
-        what was delivered.
+        """Returns the worker before the one that is next, and how many records each worker has read
+        for what was delivered.
         """
         state = self._iterator.get_state()
         if not self._plan.num_lanes:
@@ -244,7 +244,9 @@ class DataLoaderIterator(Iterator[Any]):
         self._iterator.resize(num_workers)
 
     def faults(self) -> FaultCounts:
-        """The faults that ``Tolerate`` has skipped so far, as in ``DatasetIterator.faults``."""
+        """Returns the faults that ``Tolerate`` has skipped so far, as in
+        ``DatasetIterator.faults``.
+        """
         return self._iterator.faults()
 
     def skip_failed(self) -> None:
@@ -317,7 +319,7 @@ class DataLoaderIterator(Iterator[Any]):
 
     @cached
     def _origin(self) -> dict[str, Any]:
-        """The entries of a state that identify its loader."""
+        """Returns the entries of a state that identify its loader."""
         plan = self._plan
         values = (plan.num_lanes, stable_repr(plan.sampler), plan.source_text)
         files = source_files(plan.source)
@@ -358,12 +360,14 @@ class DataLoaderIterator(Iterator[Any]):
 
 
 def loader_of(it: DataLoaderIterator) -> DataLoader:
-    """The loader that ``it`` iterates over."""
+    """Returns the loader that ``it`` iterates over."""
     return it._loader
 
 
 def _advice(value: Any) -> str:
-    """A hint for the author of a class about its ``repr``; empty for a class of this library."""
+    """Returns a hint for the author of a class about its ``repr``; empty for a class of this
+    library.
+    """
     is_ours = type(value).__module__.split(".")[0] in ("gristmill", "builtins", "numpy")
     return (
         ""

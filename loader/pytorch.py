@@ -43,8 +43,8 @@ _IN_WORDS = {
 
 
 def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
-    """``init``, a constructor whose arguments are all keywords, with advice for callers that pass
-    those of PyTorch.
+    """Returns ``init``, a constructor whose arguments are all keywords, with advice for callers
+    that pass those of PyTorch.
 
     Names that neither library has are left to Python.
     """
@@ -55,14 +55,14 @@ def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
             raise TypeError(advice(args[1:], arguments))
         init(*args, **arguments)
 
-    # for those who do not look behind wrappers
+    # for tools that do not unwrap functions
     vars(checked)["__signature__"] = inspect.signature(init)
     return checked
 
 
 def for_indices(sampler: Any) -> str:
-    """A hint for a sampler that yields plain indices, as the end of a message; empty if ``sampler``
-    seems to be no sampler.
+    """Returns a hint for a sampler that yields plain indices, as the end of a message; empty if
+    ``sampler`` seems to be no sampler.
     """
     gives_indices = (
         isinstance(sampler, Sequence)
@@ -79,7 +79,7 @@ def for_indices(sampler: Any) -> str:
 
 
 def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
-    """The call to write in place of ``DataLoader(*args, **arguments)``.
+    """Returns the call to write in place of ``DataLoader(*args, **arguments)``.
 
     Example:
         >>> print(advice([range(9)], {"num_workers": 2}))  # doctest: +ELLIPSIS
@@ -123,8 +123,8 @@ def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
 
 
 def _call(given: Mapping[str, Any]) -> str:
-    """The call that does the same; values other than numbers are variables of the names of their
-    parameters.
+    """Returns the call that does the same; values other than numbers are variables of the names of
+    their parameters.
     """
     num_workers = _setting("", "num_workers", given)
     if "batch_sampler" in given:
@@ -175,8 +175,8 @@ def _call(given: Mapping[str, Any]) -> str:
 
 
 def _setting(prefix: str, name: str, given: Mapping[str, Any]) -> list[str]:
-    """``prefix`` and a number as it is, anything else as a variable; nothing where it is not given,
-    or is no workers.
+    """Returns ``prefix`` and a number as it is, anything else as a variable; nothing where it is
+    not given, or is no workers.
     """
     value = given.get(name, 0)
     return (

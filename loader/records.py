@@ -36,7 +36,7 @@ from gristmill.dataset.descriptions.pipeline import (
 from gristmill.dataset.engine.elements import Each
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.errors.context import failed_at, tell
+from gristmill.dataset.errors.context import add_error_context, failed_at
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
@@ -129,7 +129,9 @@ class SampledMapDataset(BlockMapDataset[Any]):
         return [RecordKey(key, epoch, sampled, () if seed is None else ((seed, sampled),))]
 
     def _sampled(self, indices: Indices) -> tuple[list[Any], list[Any] | None]:
-        """The keys of the records at ``indices`` and, if elements are records, their metadata."""
+        """Returns the keys of the records at ``indices`` and, if elements are records, their
+        metadata.
+        """
         first, step = self._shard.shard_index, self._shard.shard_count
         sampled: Any
         if isinstance(indices, range):
@@ -214,7 +216,7 @@ class LegacyOperation(Stream):
             except StopIteration:
                 break
             except Exception as error:
-                tell(error, self)
+                add_error_context(error, self)
                 raise
             cell.past_failed, cell.pos = None, inner.settle()
             yield record.pop()
@@ -234,7 +236,7 @@ class LegacyOperation(Stream):
 
 
 def operation_kind(operation: Any) -> type | None:
-    """The class of transformations that ``operation`` is treated as; ``None`` for a legacy
+    """Returns the class of transformations that ``operation`` is treated as; ``None`` for a legacy
     operation.
     """
     return next((kind for kind in TRANSFORMATION_CLASSES if isinstance(operation, kind)), None)
@@ -257,7 +259,7 @@ class _OnRecord:
 def apply_operation(
     ds: IterDataset[Any], operation: Any, *, as_records: bool, seed: int | None
 ) -> IterDataset[Any]:
-    """``ds`` with one operation of a ``DataLoader`` applied to its elements.
+    """Returns ``ds`` with one operation of a ``DataLoader`` applied to its elements.
 
     Args:
         ds: the dataset.
@@ -300,8 +302,8 @@ def apply_operation(
 
 
 def _splitter(operation: FlatMap, as_records: bool, seed: int | None) -> Callable[[Any], list[Any]]:
-    """A function that splits bare data, or a record: the items have the record's index and no
-    key.
+    """Returns a function that splits bare data, or a record: the items have the record's index and
+    no key.
     """
     from gristmill.dataset.stages.flat_map import items_of
 

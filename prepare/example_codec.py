@@ -86,7 +86,7 @@ class ExampleCodec(Codec):
 
 
 def _list_of(name: str, value: Any) -> dict[str, Any]:
-    """Which list holds a value, and whether it is a text."""
+    """Returns which list holds a value, and whether it is a text."""
     if is_array(value) and 0 in value.shape[1:]:
         raise TypeError(
             f"feature {name!r} has rows without values, of shape {value.shape}, so that reading "
@@ -110,7 +110,7 @@ def _list_of(name: str, value: Any) -> dict[str, Any]:
 
 @functools.cache
 def _message() -> Any:
-    """The class of ``tf.train.Example``, made from its published definition."""
+    """Returns the class of ``tf.train.Example``, made from its published definition."""
     try:
         pb2 = importlib.import_module("google.protobuf.descriptor_pb2")
         pool = importlib.import_module("google.protobuf.descriptor_pool").DescriptorPool()

@@ -105,7 +105,7 @@ class LocalFolder:
 
     @contextlib.contextmanager
     def workspace(self, name: str) -> Iterator[Path]:
-        """An empty folder for what becomes ``name``, which is removed at the end.
+        """Yields an empty folder for what becomes ``name``, which is removed at the end.
 
         The caller holds the lock of ``name``.
         """

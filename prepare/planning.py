@@ -43,7 +43,7 @@ def planned(
 
     Args:
         ds: the pipeline.
-        format: as it was asked for.
+        format: as requested.
         request: ``records_per_file`` and ``bytes_per_file``, either of which may be ``None``.
         is_fitted: True if the format is that of a folder, which further elements must fit.
 
@@ -94,7 +94,7 @@ def num_files_of(ds: Any, records_per_file: int) -> int | None:
 
 
 def _sample(ds: Any, num: int, is_measured: bool) -> list[tuple[int, Any]]:
-    """The first ``num`` elements with their places, up to one that fails.
+    """Returns the first ``num`` elements with their places, up to one that fails.
 
     If their size is measured, there are as many from all over a map dataset.
 
@@ -127,7 +127,7 @@ def _fits(format: Format, element: Any) -> bool:
 
 
 def _name(ds: Any, place: int) -> str:
-    """Names an element of the sample."""
+    """Returns the name of an element of the sample."""
     if not isinstance(ds, MapDataset):
         return f"element {place} of the stream"
     if tolerances(ds):  # elements that were skipped are not counted

@@ -1,6 +1,6 @@
 """Pipelines that can be computed from any position on: the files are ranges of positions.
 
-These are all map datasets, and streams whose steps after ``to_iter_dataset`` change or choose
+These are all map datasets, and streams whose stages after ``to_iter_dataset`` change or choose
 elements one by one. Any worker computes the elements of a range, and they are those of the whole.
 """
 

@@ -125,7 +125,7 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def workspace(self, name: str) -> Iterator[Path]:
-        """An empty local folder for what becomes ``name``, which is removed at the end."""
+        """Yields an empty local folder for what becomes ``name``, which is removed at the end."""
         with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
             yield Path(folder)
 

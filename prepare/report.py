@@ -74,7 +74,7 @@ class WriteReport(Value):
 
 
 def is_shown(progress: bool | None) -> bool:
-    """Returns True if there is to be a progress bar; for ``None``, if stderr is a terminal."""
+    """Returns True if a progress bar is wanted; for ``None``, if stderr is a terminal."""
     if progress is None:
         return sys.stderr is not None and sys.stderr.isatty()
     return progress
@@ -87,7 +87,7 @@ class ProgressBar:
         show: as for ``is_shown``.
         folder: where files are written.
         part: the plan of these files.
-        num_files: how many files are to be there at the end; ``None`` if that is not known.
+        num_files: the number of files at the end; ``None`` if that is not known.
         num_done: files that are there already.
     """
 

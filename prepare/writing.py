@@ -197,7 +197,9 @@ class _WriteCall:
         return self.codec if self.codec is not None and self.codec.name == "functions" else None
 
     def _manifest(self) -> Manifest:
-        """The manifest of the folder, with this call as its last part; created if missing."""
+        """Returns the manifest of the folder, with this call as its last part; created if
+        missing.
+        """
         found = manifest_in(self.folder)
         if found is None:
             plan = planned(self.ds, self.format, self.request)
@@ -237,7 +239,7 @@ class _WriteCall:
             raise ManifestError(f"{self.folder} is of another pipeline: {difference}. {remedy}")
 
     def _extended(self, found: Manifest) -> Manifest:
-        """The manifest with another part."""
+        """Returns the manifest with another part."""
         text = self.folder.read(NAME)
         if text is None or Manifest.from_bytes(text, str(self.folder)) != found:
             return self._manifest()  # another process has begun to append
@@ -294,7 +296,7 @@ class _WriteCall:
             return new
 
     def _units(self, part: WrittenPart) -> Iterator[tuple[int, int, int]]:
-        """The number, first position and end of each file of this host."""
+        """Yields the number, first position and end of each file of this host."""
         num, size = len(Ranges(self.ds)), part.records_per_file
         for k in range(
             self.shard.shard_index, num_files_of(self.ds, size) or 0, self.shard.shard_count
@@ -302,7 +304,7 @@ class _WriteCall:
             yield part.first_file + k, k * size, min((k + 1) * size, num)
 
     def _completed(self, writer: FileWriter, manifest: Manifest) -> Manifest:
-        """The manifest with all files that are finished; stored, if these are all."""
+        """Returns the manifest with all files that are finished; stored, if these are all."""
         part = manifest.parts[-1]
         if part.num_files is None:
             done: list[Finished | None] = [*self._stream_job(writer, part).finished()]
@@ -353,7 +355,7 @@ class _WriteCall:
 def _computed(
     job: RangeJob, units: list[tuple[int, int, int]], options: Any
 ) -> Iterator[Iterator[Any]]:
-    """The results of ``job`` for all units, computed here or by workers."""
+    """Yields the results of ``job`` for all units, computed here or by workers."""
     if not options.num_workers or not units:
         yield map(job, units)
         return
@@ -367,7 +369,7 @@ def _computed(
 
 
 def _in_stream_order(ds: Any, options: Any) -> Any:
-    """``ds``, computed by workers, if that is possible."""
+    """Returns ``ds``, computed by workers, if that is possible."""
     if not options.num_workers:
         return ds
     try:

@@ -38,12 +38,12 @@ class BlockSampler:
     _num_records: int
 
     def _epoch(self, index: int) -> int:
-        """The epoch in which ``index`` lies."""
+        """Returns the epoch of ``index``."""
         return 0
 
     @abc.abstractmethod
     def _keys(self, indices: Indices) -> Indices:
-        """The record keys at ``indices``, a non-empty block that is in range."""
+        """Returns the record keys at ``indices``, a non-empty block that is in range."""
 
     def __getitem__(self, index: int) -> RecordMetadata:
         index = as_int("index", index)
@@ -59,24 +59,24 @@ class BlockSampler:
             index += 1
 
     def _block(self, indices: Indices) -> list[RecordMetadata]:
-        """The metadata at ``indices``, a non-empty block that is in range."""
+        """Returns the metadata at ``indices``, a non-empty block that is in range."""
         seed = self._seed
         pairs = zip(as_ints(indices), as_ints(self._keys(indices)), strict=True)
         return [sampled(i, key, None if seed is None else seed + i) for i, key in pairs]
 
 
 def seed_of(sampler: BlockSampler) -> int | None:
-    """The seed of the generators of records."""
+    """Returns the seed of the generators of records."""
     return sampler._seed
 
 
 def num_records_of(sampler: BlockSampler) -> int:
-    """The number of records in all shards together."""
+    """Returns the number of records in all shards together."""
     return sampler._num_records
 
 
 def epoch_of(sampler: BlockSampler, index: int) -> int:
-    """The epoch in which ``index`` lies."""
+    """Returns the epoch of ``index``."""
     return sampler._epoch(index)
 
 
@@ -90,7 +90,7 @@ def answers_blocks(sampler: Any) -> bool:
 
 
 def check_shard_options(options: Any) -> ShardOptions:
-    """``options`` if it is a ``ShardOptions``; ``None`` is no sharding."""
+    """Returns ``options`` if it is a ``ShardOptions``; ``None`` is no sharding."""
     if options is None:
         return NoSharding()
     if not isinstance(options, ShardOptions):
@@ -106,8 +106,8 @@ def check_num_records(num_records: int) -> int:
 
 
 def check_positive(name: str, value: int, in_grain: str) -> int:
-    """``value`` as a positive ``int``; the error of others begins with what Grain says, which
-    programs look for.
+    """Returns ``value`` as a positive ``int``; the error of others begins with what Grain says,
+    which programs look for.
     """
     try:
         return as_int(name, value, minimum=1)

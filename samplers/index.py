@@ -115,7 +115,7 @@ class IndexSampler(BlockSampler):
         return index // self._shard_options.shard_count // self._size
 
     def _local_length(self) -> int | None:
-        """The number of records of the sampler's own shard in all epochs together; ``None`` if it
-        is infinite.
+        """Returns the number of records of the sampler's own shard in all epochs together; ``None``
+        if it is infinite.
         """
         return None if self._num_epochs is None else self._num_epochs * self._size

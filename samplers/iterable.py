@@ -94,7 +94,7 @@ class IterableSampler(BlockSampler):
 
 
 def _indices_of(iterable: Any, epoch: int) -> NDArray[Any]:
-    """The indices [n] of an epoch, as int64."""
+    """Returns the indices [n] of an epoch, as int64."""
     if not isinstance(iterable, Iterable):
         raise TypeError(
             "indices must be an iterable of integers (a list, an array, a sampler of PyTorch), "

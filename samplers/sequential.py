@@ -14,8 +14,8 @@ from gristmill.samplers.base import BlockSampler, check_num_records, check_shard
 class SequentialSampler(BlockSampler):
     """Goes through the records once, in order.
 
-    ``sampler[i]`` is record ``i`` for every ``i < len(sampler)``; it is the consumer that asks only
-    for the indices of its shard, ``i ≡ shard_index (mod shard_count)``.
+    ``sampler[i]`` is record ``i`` for every ``i < len(sampler)``; the consumer asks only for the
+    indices of its shard, ``i ≡ shard_index (mod shard_count)``.
 
     Args:
         num_records: number of records, at least 1.

@@ -1,6 +1,6 @@
 """Data sources: collections of records that can be read in any order.
 
-``RandomAccessDataSource`` says what a source is; whatever has ``len()`` and ``[]`` is one.
+``RandomAccessDataSource`` says what a source is; any object with ``len()`` and ``[]`` is one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def open_input(path: str, filesystem: Any = None, memory_map: bool = False) -> Any:
-    """``path``, opened as ``pyarrow.parquet.ParquetFile`` would open it: a ``pyarrow.NativeFile``.
+    """Returns ``path``, opened as ``pyarrow.parquet.ParquetFile`` would open it: a
+    ``pyarrow.NativeFile``.
 
     Args:
         path: a local file, or with no ``filesystem`` a URI such as ``s3://bucket/file``.
@@ -54,8 +55,8 @@ def _located(path: str, memory_map: bool) -> tuple[Any, str]:
 
 
 def open_ranges(files: Files, number: int) -> Any:
-    """One of ``files``, opened as pyarrow wants it: a ``pyarrow.NativeFile``. Its errors are raised
-    as they are.
+    """Returns one of ``files``, opened as pyarrow wants it: a ``pyarrow.NativeFile``. Its errors
+    are raised as they are.
     """
     import pyarrow
 

@@ -64,7 +64,7 @@ def has_nulls(array: Any) -> bool:
 
 
 def _parts(array: Any) -> list[Any]:
-    """The children of an array of a nested type; empty for others."""
+    """Return the children of an array of a nested type; empty for others."""
     if hasattr(array, "storage"):  # an extension type
         return [array.storage]
     if hasattr(array, "keys"):  # a map, which has no flatten()
@@ -135,7 +135,7 @@ def _changes_by_nulls(array: Any) -> bool:
 
 
 def _whole(array: Any) -> _Column:
-    """All values, converted at once."""
+    """Return all values, converted at once."""
     values = _converted(array)
     if values.dtype.hasobject:
         num_bytes = values.nbytes + sum(map(_object_bytes, values)) + array.get_total_buffer_size()
@@ -184,7 +184,7 @@ def _lists(column: Any) -> _Column:
 
 
 def _made_when_read(array: Any) -> _Column:
-    """Values that are made when they are asked for."""
+    """Values that are made when they are requested."""
     import pyarrow
 
     def values(rows: Sequence[int]) -> Sequence[Any]:

@@ -1,6 +1,6 @@
 """The records of Bagz files.
 
-A file is its records, one behind the other, and then for each of them where it ends, in 64-bit
+A file is its records, one after the other, and then for each of them where it ends, in 64-bit
 little-endian words; the last word is so where the words begin. Records are compressed one by one in
 files called ``.bagz``, and as they are in others.
 """
@@ -180,8 +180,8 @@ class BagDataSource(ShardedSource[bytes]):
         )
 
     def _words(self, number: int, first: int, stop: int) -> NDArray[np.uint64]:
-        """The ends of the records ``first`` to ``stop - 1`` of a file; negative ones and 0 are
-        counted from its end.
+        """Returns the ends of the records ``first`` to ``stop - 1`` of a file; negative ones and 0
+        are counted from its end.
         """
         bounds = self._shards.bounds
         num_records = bounds[number + 1] - bounds[number]
@@ -193,8 +193,8 @@ class BagDataSource(ShardedSource[bytes]):
         return np.frombuffer(data, "<u8")
 
     def _pooled_read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """By the library's threads. Where a compressed record cannot be read, they give empty ones
-        without a word.
+        """Reads by the library's threads. They give empty records, and no error, for damaged
+        compressed ones.
         """
         found: dict[tuple[int, int], bytes] = {}
         for number in {number for number, _ in places}:
@@ -218,7 +218,7 @@ class BagDataSource(ShardedSource[bytes]):
         """The sizes of all records, in bytes. Reads 8 bytes per record.
 
         Raises:
-            AttributeError: records are compressed, so that nobody knows.
+            AttributeError: records are compressed, so their lengths are unknown.
         """
         compressed = next((path for path in self._files.paths if path.endswith(".bagz")), None)
         if compressed is not None:
@@ -261,7 +261,7 @@ def _status(path: str) -> tuple[int, int]:
 
 
 def _expanded(paths: Any) -> list[str]:
-    """The files that ``paths`` stands for."""
+    """Returns the files that ``paths`` stands for."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     if (
@@ -291,8 +291,8 @@ def _expanded(paths: Any) -> list[str]:
 
 
 def _shards(path: str) -> list[str]:
-    """``name-00000-of-00003.bagz`` and so on, of ``name@3.bagz``; of another path what the pattern
-    stands for.
+    """Returns ``name-00000-of-00003.bagz`` and so on, of ``name@3.bagz``; of another path what the
+    pattern stands for.
     """
     match = re.fullmatch(_SHARDS, path)
     if match is None:

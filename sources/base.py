@@ -22,7 +22,7 @@ class RandomAccessDataSource(Protocol[T_co]):
 
     * deterministic: the same key always gives an equal record;
     * thread-safe, because several threads read ahead (``ReadOptions.num_threads``, 16 by default);
-    * picklable by cloudpickle when worker processes are used; open files are best left out of the
+    * picklable by cloudpickle when worker processes are used; open files are best omitted from the
       pickle and reopened at the first read;
     * of a ``repr`` that says which data it holds and is the same in every run (no memory
       addresses), because the states of a ``DataLoader`` carry it to notice that they are restored
@@ -48,11 +48,11 @@ class RandomAccessDataSource(Protocol[T_co]):
     """
 
     def __len__(self) -> int:
-        """The number of records."""
+        """Returns the number of records."""
         ...
 
     def __getitem__(self, index: int, /) -> T_co:
-        """The record at ``index``, where ``0 <= index < len(self)``."""
+        """Returns the record at ``index``, where ``0 <= index < len(self)``."""
         ...
 
 

@@ -47,7 +47,7 @@ def is_columns(source: Any) -> bool:
     """True if ``source`` is a mapping of columns: a ``dict`` of which all keys are ``str``, or an
     empty one.
 
-    Of mappings with a ``__getitem__`` of their own, nobody knows what they answer. A ``dict`` of
+    Mappings with a ``__getitem__`` of their own may return anything for a key. A ``dict`` of
     other keys, ``{0: a, 1: b}``, is a source as it is.
     """
     return (
@@ -96,7 +96,7 @@ class ColumnsDataSource:
         return self._rows_at([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
-        """The records at the indices, in this order.
+        """Return the records at the indices, in this order.
 
         Raises:
             KeyRangeError: one of them is not in ``[0, len(self))``.
@@ -123,7 +123,7 @@ class ColumnsDataSource:
 
 
 def _checked(columns: Mapping[Any, Any], name: str, lengths: dict[str, int]) -> dict[str, Any]:
-    """The columns, with the length of each by its place."""
+    """Return the columns, with the length of each by its place."""
     if not columns:
         raise ValueError(
             f"{name} must have columns, as in {{'x': array, 'y': array}}, got an empty mapping"

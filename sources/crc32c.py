@@ -1,7 +1,7 @@
 """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of many byte strings at once, in NumPy.
 
 The checksum is linear, so the strings' 32-bit words are not gone through one by one. With every
-string a row of words, zeros in front, words at the front are moved over those behind them: a word
+string a row of words, zeros in front, words at the front are moved over those after them: a word
 ``k`` places further to the front counts as much as what it becomes when ``k`` words of zeros follow
 it, a table for every half of a word. A few such folds leave one word.
 """
@@ -21,7 +21,7 @@ _MAX_FOLD = 1 << 14  # words; what is moved at a time stays in the cache
 
 
 def crc32c(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-    """The checksums of ``strings``.
+    """Returns the checksums of ``strings``.
 
     Cost: about 1 ns per byte for strings of a kilobyte or more, and 0.3 µs per string.
 
@@ -40,8 +40,8 @@ def crc32c(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
 
 
 def masked_crc32c(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-    """The checksums as they stand in files: rotated, and a constant added, so that a file of
-    checksums has a good one itself.
+    """Returns the checksums as they are stored in files: rotated, and a constant added, so that a
+    file of checksums has a good one itself.
     """
     crc = crc32c(strings)
     return (crc >> np.uint32(15) | crc << np.uint32(17)) + np.uint32(0xA282EAD8)
@@ -55,7 +55,7 @@ def _rows(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
 
 
 def _fold(rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """The register after each row; overwrites ``rows``."""
+    """Returns the register after each row; overwrites ``rows``."""
     while (num_words := rows.shape[1]) > 1:
         distance = min(1 << (num_words - 1).bit_length() - 1, _MAX_FOLD)
         moved = min(num_words - distance, distance)
@@ -71,8 +71,8 @@ def _followed_by_zeros(words: npt.NDArray[np.uint32], num_words: int) -> npt.NDA
 
 @functools.cache
 def _tables(num_words: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """The images of the low and the high halves of a word when ``num_words`` words of zeros follow;
-    a power of two.
+    """Returns the images of the low and the high halves of a word when ``num_words`` words of zeros
+    follow; a power of two.
     """
     bits = _bits(num_words)
     return _all_sums(bits[:16]), _all_sums(bits[16:])
@@ -87,7 +87,7 @@ def _all_sums(bits: list[int]) -> npt.NDArray[np.uint32]:
 
 @functools.cache
 def _bits(num_words: int) -> list[int]:
-    """The image of each bit of a word when ``num_words`` words of zeros follow."""
+    """Returns the image of each bit of a word when ``num_words`` words of zeros follow."""
     if num_words > 1:
         half = _bits(num_words // 2)
         return [

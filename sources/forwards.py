@@ -12,7 +12,7 @@ _PIECE_BYTES = 1 << 16
 
 
 class ForwardFile(abc.ABC):
-    """Goes forwards by reading, and backwards by beginning again.
+    """Moves forwards by reading, and backwards by restarting.
 
     Subclasses define ``read``, which keeps ``_position``, and ``_restart``.
     """
@@ -79,7 +79,7 @@ class UnseekableFile(ForwardFile):
         try:
             data: bytes = self._file.read(size)
             self._position += len(data)
-        except BaseException:  # nobody knows how far it has got
+        except BaseException:  # its position is unknown now
             self.close()
             raise
         return data

@@ -9,7 +9,7 @@ from gristmill.core.errors import missing_package
 from gristmill.core.naming import transform_name
 from gristmill.sources.sharded import checked_key, read_in_order
 
-_NUM_SAMPLED = 8  # rows that tell data sets apart in the ``repr``
+_NUM_SAMPLED = 8  # rows that distinguish data sets in the ``repr``
 
 
 class HuggingFaceSource:
@@ -37,8 +37,8 @@ class HuggingFaceSource:
             which there is ``HuggingFaceIterDataset``.
         ImportError: ``datasets`` is not installed.
 
-    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; whatever the
-    library or a transform raises.
+    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; any error of the
+    library or of a transform.
 
     Example:
         >>> import datasets
@@ -64,7 +64,7 @@ class HuggingFaceSource:
         self._others: Any = None
 
     def _block_reader(self) -> Callable[[list[int]], list[Any]]:
-        """A function that reads several rows, each as it would be alone."""
+        """Returns a function that reads several rows, each as it would be alone."""
         dataset = self._dataset
         given = dataset.format
         if not dataset.column_names or given["output_all_columns"]:
@@ -122,8 +122,8 @@ class HuggingFaceSource:
         return rows
 
     def _numbers(self, names: list[str], keys: list[int]) -> dict[str, list[Any]]:
-        """The columns of numbers in which none is missing: a missing one makes a float of an
-        integer, in its row alone.
+        """Returns the columns of numbers in which none is missing: a missing one makes a float of
+        an integer, in its row alone.
         """
         candidates = [name for name in names if _is_number(self._dataset.features[name])]
         if not candidates:
@@ -145,8 +145,8 @@ class HuggingFaceSource:
         self._start_without_views()
 
     def __repr__(self) -> str:
-        """Tells the rows by some of them: fingerprints of the library change with the time when a
-        file was written.
+        """Identifies the rows by some of them: fingerprints of the library change with the time
+        when a file was written.
         """
         if self._text is None:
             import hashlib
@@ -178,7 +178,7 @@ def check_data_set(
     Args:
         dataset: what was given.
         kind: the class of ``datasets`` that is wanted, ``"Dataset"`` or ``"IterableDataset"``.
-        reader: who wants it.
+        reader: the name of the calling class, for errors.
         for_other: what to do with one of the other class.
         how_to_load: what makes a data set of a name.
         else_: what to do with anything else.

@@ -60,7 +60,8 @@ class StreamFacts(Value):
         is_exact: whether the library's states are those of the next example.
         can_share_shards: whether its shards have, together, its examples.
         num_shards: how many there are.
-        described: what tells it from others in descriptions of pipelines, the same in every run.
+        described: what distinguishes it from others in descriptions of pipelines, the same in every
+            run.
     """
 
     is_exact: bool
@@ -70,7 +71,7 @@ class StreamFacts(Value):
 
 
 def fresh(stream: Any) -> Any:
-    """The same stream at its beginning, with steps of its own, in the same epoch."""
+    """Returns the same stream at its beginning, with steps of its own, in the same epoch."""
     import datasets
 
     new = datasets.IterableDataset(
@@ -109,14 +110,14 @@ def finish(stream: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -
 
 
 def sharded(stream: Any, num_shards: int, index: int) -> Any:
-    """The shards ``index``, ``index + num_shards``, … of ``stream``."""
+    """Returns the shards ``index``, ``index + num_shards``, … of ``stream``."""
     share = stream.shard(num_shards=num_shards, index=index, contiguous=False)
     share.set_epoch(stream.epoch)
     return fresh(share)
 
 
 def examined(stream: Any) -> StreamFacts:
-    """The facts about ``stream``.
+    """Returns the facts about ``stream``.
 
     Raises:
         ValueError: it is shuffled in a way that cannot be resumed.
@@ -157,7 +158,7 @@ def fits(stream: Any, state: Any) -> bool:
 
 
 def _forms(state: Any) -> list[Any]:
-    """``state``, and the states in it."""
+    """Returns ``state``, and the states in it."""
     if isinstance(state, dict):
         return [state] * ("type" in state) + [
             form for value in state.values() for form in _forms(value)
@@ -204,7 +205,7 @@ def _own_steps(step: Any) -> Any:
 
 
 def _steps(step: Any) -> Iterator[Any]:
-    """``step`` and those that it draws from."""
+    """Yields ``step`` and those that it draws from."""
     yield step
     for inner in (
         [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ())
@@ -263,7 +264,7 @@ def _check_shuffle(step: Any) -> None:
         raise ValueError(
             f"dataset must not be shuffled with a buffer, got shuffle(buffer_size={buffer_size}):"
             " the library loses what is in it when it is resumed. Shuffle the files alone with"
-            " dataset.shuffle(seed=..., buffer_size=1), and the examples behind it:"
+            " dataset.shuffle(seed=..., buffer_size=1), and the examples after it:"
             f" HuggingFaceIterDataset(dataset).window_shuffle({buffer_size}, seed=...)"
         )
     generator = getattr(step, "generator", None)

@@ -32,7 +32,7 @@ class ImageFolderSource(PerProcess):
     An element is a dictionary: ``image``, the bytes of the file or what ``decode`` makes of them;
     ``label``, the number of the class; ``path``, the name of the file below the folder, with
     slashes. Classes are sorted by name and numbered from 0, files are sorted by name within a
-    class, also those in folders of a class. Hidden files and folders are left out, and so are files
+    class, also those in folders of a class. Hidden files and folders are skipped, and so are files
     with other extensions. If an archive has one folder that has all others, and no picture there,
     its folders are the classes. Links are followed, but not to a folder that they are in; in a tar
     archive only those to files.
@@ -109,7 +109,7 @@ class ImageFolderSource(PerProcess):
         return len(self._names)
 
     def __getitem__(self, key: SupportsIndex, /) -> dict[str, Any]:
-        """The picture at the key.
+        """Returns the picture at the key.
 
         Raises:
             KeyRangeError: the key is negative or not below ``len(self)``.
@@ -209,7 +209,7 @@ class _ZipReader:
 
 
 def _in_folder(top: Path) -> tuple[list[str], list[str]]:
-    """The classes, and the files of all of them."""
+    """Returns the classes, and the files of all of them."""
     classes = [
         entry.name for entry in os.scandir(top) if entry.is_dir() and not entry.name.startswith(".")
     ]
@@ -234,7 +234,7 @@ def _in_folder(top: Path) -> tuple[list[str], list[str]]:
 def _in_archive(
     path: str, endings: tuple[str, ...]
 ) -> tuple[str, list[str], list[str], dict[str, Any]]:
-    """The kind of the archive, classes, files, and where each of them is."""
+    """Returns the kind of the archive, classes, files, and where each of them is."""
     if not Path(path).exists():
         raise FileNotFoundError(
             f"path must be a folder or an archive of pictures, and there is no {path}"
@@ -256,7 +256,7 @@ def _in_archive(
 
 
 def _below_top(members: Mapping[str, Any]) -> dict[str, Any]:
-    """The members but the files of the top folder."""
+    """Returns the members but the files of the top folder."""
     return {
         name: place for name, place in members.items() if name and ("/" in name or place is None)
     }
@@ -267,7 +267,7 @@ def _is_picture_in_top(name: str, endings: tuple[str, ...]) -> bool:
 
 
 def _in_zip(path: str) -> Iterator[tuple[str, str | None]]:
-    """The names of members, with those that zipfile knows; of folders, with ``None``."""
+    """Yields the names of members, with those that zipfile knows; of folders, with ``None``."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             is_folder = member.is_dir()
@@ -275,7 +275,9 @@ def _in_zip(path: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _in_tar(path: str) -> Iterator[tuple[str, tuple[int, int] | None]]:
-    """The names of members, with where they begin and their sizes; of folders, with ``None``."""
+    """Yields the names of members, with where they begin and their sizes; of folders, with
+    ``None``.
+    """
     found: dict[str, tuple[int, int] | None] = {}
     links = {}
     try:

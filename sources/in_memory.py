@@ -151,7 +151,7 @@ class SharedMemoryDataSource(ShareableList[Any]):
         return self._length
 
     def __getitem__(self, position: SupportsIndex) -> Any:
-        """The element at the position; negative positions count from the end.
+        """Returns the element at the position; negative positions count from the end.
 
         Raises:
             IndexError: there is no such element.
@@ -164,7 +164,7 @@ class SharedMemoryDataSource(ShareableList[Any]):
         return _DECODERS[word & 7](memory[start : start + (word >> 3)])
 
     def __getitems__(self, positions: Sequence[SupportsIndex]) -> list[Any]:
-        """The elements at the positions, in this order."""
+        """Returns the elements at the positions, in this order."""
         return [self[position] for position in positions]
 
     def __setitem__(self, position: SupportsIndex, value: Any) -> None:

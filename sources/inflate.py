@@ -17,7 +17,7 @@ class InflatedFile(ForwardFile):
 
     Args:
         file: the compressed file, which is closed with this one. A gzip file may consist of
-            several, one behind another.
+            several, one after another.
 
     Example:
         >>> import gzip, io

@@ -34,8 +34,8 @@ class JsonlSource(ShardedSource[Any]):
     is read, because ``None`` means that an element is missing.
 
     Where the lines begin is noted once, in an index beside each file, ``<file>.gmidx`` (8 bytes a
-    record), by the first process that needs it. A record costs two reads then, whatever the size of
-    the file, and nothing is held in memory.
+    record), by the first process that needs it. A record costs two reads then, for any size of the
+    file, and nothing is held in memory.
 
     Files that begin like gzip or zstd are decompressed (zstd needs the extra ``zstd``). A record
     costs the decompression of its part of the file, unless the part is one of those used last.
@@ -140,7 +140,7 @@ class JsonlSource(ShardedSource[Any]):
         return lengths
 
     def _stop(self, number: int) -> int:
-        """The end of the text of a file."""
+        """Return the end of the text of a file."""
         if self._is_compressed[number]:
             return self._sidecars[number].length("frames") // 2 << OFFSET_BITS
         return self._files.sizes[number]
@@ -219,31 +219,31 @@ class JsonlSource(ShardedSource[Any]):
                 add_note(
                     error,
                     f"in record {line[1]} of {self._files.paths[line[0]]},"
-                    f" {self._told(line[0], span[1] + lead)}",
+                    f" {self._line_text(line[0], span[1] + lead)}",
                 )
                 raise
             record = self._parsed_again(content, line, span[1] + lead)
         if record is None and _without_marks(content).strip(BLANK) == b"null":
             raise _null(
                 self._files.paths[line[0]],
-                f"record {line[1]}, {self._told(line[0], span[1] + lead)}",
+                f"record {line[1]}, {self._line_text(line[0], span[1] + lead)}",
             )
         return record
 
     def _check(
         self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes, end: int
     ) -> None:
-        """A line that is not between two others: the first, the last without an end, or one that
-        blank lines follow.
+        """Checks a line that is not between two others: the first, the last without an end, or one
+        that blank lines follow.
         """
         number, start, stop = span
         others = BLANK + BYTE_ORDER_MARK  # around lines
         begins = text[0] == _NEWLINE if lead and line[1] else not text[:lead].strip(others)
         ends = text[-1] == _NEWLINE or stop == self._stops[number]
         if not begins or not ends or (end >= 0 and text[end + 1 :].strip(others)):
-            told = self._told(number, start + lead)
+            place = self._line_text(number, start + lead)
             raise changed(
-                self._files.paths[number], f"its record {line[1]} is no line any more ({told})"
+                self._files.paths[number], f"its record {line[1]} is no line any more ({place})"
             )
 
     def _parsed_again(self, content: bytes, line: tuple[int, int], start: int) -> Any:
@@ -259,15 +259,15 @@ class JsonlSource(ShardedSource[Any]):
             elif isinstance(error, json.JSONDecodeError):
                 offset += len(error.doc[: error.pos].encode())
             what = (
-                f"record {index} of the file, {self._told(number, start)}, is not valid JSON"
+                f"record {index} of the file, {self._line_text(number, start)}, is not valid JSON"
                 f" ({error}): {content[:40]!r}"
             )
             first = self._part(number, start) if self._is_compressed[number] else start + offset
-            remedy = "Repair the line, or leave out what fails with tolerate()"
+            remedy = "Repair the line, or skip what fails with tolerate()"
             raise damaged(self._files.paths[number], first, what, remedy) from error
 
-    def _told(self, number: int, start: int) -> str:
-        """The beginning of a record, in words."""
+    def _line_text(self, number: int, start: int) -> str:
+        """Return the beginning of a record, in words."""
         if not self._is_compressed[number]:
             return f"from byte {start} on"
         return (
@@ -276,7 +276,7 @@ class JsonlSource(ShardedSource[Any]):
         )
 
     def _part(self, number: int, place: int) -> int:
-        """The first byte of the part of a compressed file that a place is in."""
+        """Return the first byte of the part of a compressed file that a place is in."""
         first = 2 * (place >> OFFSET_BITS)
         return int(self._sidecars[number].read("frames", first, first + 1)[0])
 
@@ -296,7 +296,7 @@ class JsonlSource(ShardedSource[Any]):
 def _null(path: str, record: str) -> DamagedFileError:
     return DamagedFileError(
         f"{path} has null in {record}: None means that an element is missing. Write another value "
-        "there, give a parse that returns one, or leave out what fails with tolerate()"
+        "there, give a parse that returns one, or skip what fails with tolerate()"
     )
 
 

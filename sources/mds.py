@@ -252,7 +252,7 @@ class MDSSource(ShardedSource[dict[str, Any]]):
 
 
 def _entries(folder: str) -> list[dict[str, Any]]:
-    """The shards that ``index.json`` lists."""
+    """Returns the shards that ``index.json`` lists."""
     path = f"{folder}/{_INDEX}"
     if not is_url(folder) and not Path(path).exists():
         raise FileNotFoundError(

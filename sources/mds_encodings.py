@@ -82,7 +82,9 @@ _PLAIN: dict[str, Callable[[bytes], Any]] = {
 
 
 def _arrays(config: str) -> Callable[[bytes], Any]:
-    """Arrays whose dtype and shape are in the encoding, or else before the values."""
+    """Returns a decoder of arrays whose dtype and shape are in the encoding, or else before the
+    values.
+    """
     name, _, text = config.partition(":")
     fixed = tuple(map(int, text.split(","))) if text else None
 

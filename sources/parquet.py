@@ -27,8 +27,8 @@ class ParquetRows:
     What a value is in NumPy may depend on the others of its column and row group: integers are
     floats if one of them is missing. So columns of integers, booleans and nested types that have
     missing values, or may have, are converted for a whole row group at once; the others are read
-    and converted a block at a time. What may be missing is told by the footer's statistics, which
-    are not believed: values that are missing nevertheless are an error.
+    and converted a block at a time. The footer's statistics say what may be missing; they are not
+    believed: values that are missing nevertheless are an error.
 
     Only those functions of pyarrow are called that raise where a file is damaged;
     ``metadata.column(i)`` ends the interpreter.
@@ -76,7 +76,7 @@ class ParquetRows:
         self._position: tuple[int, int] | None = None
 
     def _open(self, **read_kwargs: Any) -> list[str]:
-        """The names of the columns."""
+        """Returns the names of the columns."""
         self._source = open_input(
             self._path, read_kwargs.pop("filesystem", None), read_kwargs.get("memory_map", False)
         )
@@ -106,7 +106,7 @@ class ParquetRows:
         return len(self._groups)
 
     def num_rows(self, group: int) -> int:
-        """The number of rows of a row group, from the footer.
+        """Returns the number of rows of a row group, from the footer.
 
         Raises:
             ValueError: the footer is damaged.
@@ -124,8 +124,8 @@ class ParquetRows:
         return explained(f"row group {self._groups[group]} of {self._path}")
 
     def read(self, group: int, row: int) -> list[dict[str, Any]]:
-        """Some rows of a row group from ``row`` on; none only at its end. Continues at once where
-        the last call ended.
+        """Returns some rows of a row group from ``row`` on; none only at its end. Continues at once
+        where the last call ended.
 
         Raises:
             OSError: the file cannot be read.
@@ -177,7 +177,9 @@ class ParquetRows:
         return self._as_numpy(table)
 
     def _pieces(self, group: int, names: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The row group cut into pieces: how many rows, and the values of the columns ``names``."""
+        """Yields the row group cut into pieces: how many rows, and the values of the columns
+        ``names``.
+        """
         size = self._block_rows(group)
         if names:
             sensitive = self._sensitive & set(names)
@@ -203,18 +205,18 @@ class ParquetRows:
         }
 
     def _type(self, name: str) -> Any:
-        """The type of a column's values."""
+        """Returns the type of a column's values."""
         return stored_type(self._schema.field(name).type)
 
     @cached
     def _sensitive(self) -> Set[str]:
-        """The columns in which missing values make others look different."""
+        """Returns the columns in which missing values make others look different."""
         return {name for name in self._columns if depends_on_nulls(self._type(name))}
 
     @cached
     def _leaves(self) -> list[tuple[list[str], bool]]:
-        """For each column of the file's own schema: the columns and fields it is a part of; whether
-        values may be missing.
+        """Returns, for each column of the file's own schema, the columns and fields it is a part
+        of, and whether values may be missing.
         """
         schema = self._metadata.schema
         columns = [schema.column(i) for i in range(len(schema))]
@@ -231,7 +233,7 @@ class ParquetRows:
         return NullCounts(read_footer(self._source) if self._has_own_footer else b"")
 
     def _columns_with_nulls(self, group: int) -> set[str]:
-        """The names of columns that have missing values in the row group, or may have."""
+        """Returns the names of columns that have missing values in the row group, or may have."""
         if not self._sensitive or not self._row_group(group).num_rows:
             return set()
         counts = itertools.chain(self._null_counts.of_group(group), itertools.repeat(None))
@@ -242,7 +244,7 @@ class ParquetRows:
         return found
 
     def element_spec(self) -> dict[str, ShapeDtypeStruct]:
-        """The spec of a row, from the schema and the statistics of the row groups.
+        """Returns the spec of a row, from the schema and the statistics of the row groups.
 
         Raises:
             NotImplementedError: names a column of which that cannot be said.
@@ -275,7 +277,7 @@ class ParquetRows:
 
 
 def checked_columns(columns: Any) -> list[str] | None:
-    """``columns`` as a list of names, or ``None`` for all.
+    """Returns ``columns`` as a list of names, or ``None`` for all.
 
     Raises:
         TypeError, ValueError: it is something else, or empty.

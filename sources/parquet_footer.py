@@ -53,8 +53,8 @@ _Readers = Mapping[int, Callable[[int], int]]
 
 
 def read_footer(file: Any) -> bytes:
-    """The footer of an open ``pyarrow.NativeFile``; nothing if it is encrypted, or longer than the
-    file.
+    """Returns the footer of an open ``pyarrow.NativeFile``; nothing if it is encrypted, or longer
+    than the file.
     """
     size = file.size()
     num_bytes = min(size, _TAIL_BYTES)
@@ -74,7 +74,7 @@ class NullCounts:
     """The numbers of missing values in the columns of the row groups, from the statistics in a
     footer.
 
-    Row groups are read as far as somebody asks for them: about 8 µs for each column of each row
+    Row groups are read when they are requested: about 8 µs for each column of each row
     group.
     """
 
@@ -86,13 +86,13 @@ class NullCounts:
         self._of_column: _Readers = {_METADATA_OF_COLUMN: self._metadata}
         self._of_metadata: _Readers = {_STATISTICS_OF_METADATA: self._statistics}
         self._of_statistics: _Readers = {_NULL_COUNT_OF_STATISTICS: self._null_count}
-        # comes mostly: what is behind the row groups is not read
+        # comes mostly: bytes after the row groups are not read
         with contextlib.suppress(LookupError):
             self._struct(0, {_ROW_GROUPS_OF_FILE: self._row_groups})
 
     def of_group(self, group: int) -> list[int | None]:
-        """For each column of a row group, how many values are missing; ``None`` where the file does
-        not say.
+        """Returns the number of missing values of each column of a row group; ``None`` where the
+        file does not say.
 
         Fewer if the footer is damaged.
         """
@@ -166,7 +166,7 @@ class NullCounts:
         return value, position + 1
 
     def _list_header(self, position: int) -> tuple[int, int, int]:
-        """The size of a list, the type of its items, and where the first one begins."""
+        """Returns the size of a list, the type of its items, and where the first one begins."""
         header = self._data[position]
         size, position = (header >> 4, position + 1) if header < 240 else self._varint(position + 1)
         return size, header & 15, position

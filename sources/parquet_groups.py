@@ -153,7 +153,7 @@ class RowGroups(PerProcess):
         return common
 
     def ends(self, number: int) -> array[int]:
-        """For each row group of a file, the rows of the file up to its end."""
+        """Return, for each row group of a file, the rows of the file up to its end."""
         if self._fork != forks.number:
             self._start_closed()
         return self._ends.get(number) or self._footer(number).ends
@@ -219,7 +219,7 @@ class RowGroups(PerProcess):
         return _Footer(metadata, checksum, ends)
 
     def _open(self, number: int) -> Any:
-        """The file, open: a ``pyarrow.NativeFile``."""
+        """Return the file, open: a ``pyarrow.NativeFile``."""
         from pyarrow import fs
 
         path = self._files.paths[number]
@@ -230,7 +230,7 @@ class RowGroups(PerProcess):
         return open_input(self._files.local_path(number), fs.LocalFileSystem())
 
     def _status(self, number: int) -> Any:
-        """The part of the status that changes when a local file is written to; ``None`` for
+        """Return the part of the status that changes when a local file is written to; ``None`` for
         others.
         """
         path = self._files.paths[number]

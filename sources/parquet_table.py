@@ -108,7 +108,7 @@ class ParquetSource(ShardedSource[dict[str, Any]]):
         return self._rows(number, group, [row])[0]
 
     def _read_many(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Return the rows. Each row group is decoded at most once, whatever ``max_bytes`` is."""
+        """Return the rows. Each row group is decoded at most once, for any ``max_bytes``."""
         wanted: dict[tuple[int, int], tuple[list[int], list[int]]] = {}  # places and rows by group
         for place, (number, position) in enumerate(places):
             group, row = self._located(number, position)
@@ -155,7 +155,7 @@ class ParquetSource(ShardedSource[dict[str, Any]]):
 
 
 def _without_sizes(paths: Any, filesystem: Any) -> Files:
-    """``paths`` in another file system, whose sizes are found out when they are opened."""
+    """Return ``paths`` in another file system, whose sizes are found out when they are opened."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     if isinstance(paths, bytes) or not isinstance(paths, Sequence):

@@ -70,7 +70,7 @@ class RangeDataSource:
         return self._start + place * self._step
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[int]:
-        """The records at the indices, in this order."""
+        """Returns the records at the indices, in this order."""
         return [self[index] for index in indices]
 
     def __iter__(self) -> Iterator[int]:

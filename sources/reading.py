@@ -3,8 +3,8 @@
 * ``read_keys(source, keys)``: the records at the keys, which are handed to the source as they are.
   Nothing else is done per key, so a caller whose keys are built-in ints below the source's length
   calls this alone.
-* ``wrap_keys(source, keys)``: the keys as they have to be handed to the source when they may lie
-  outside of it. ``read_keys(source, wrap_keys(source, keys))`` is the general way to read.
+* ``wrap_keys(source, keys)``: the keys as they have to be handed to the source when they may be out
+  of range. ``read_keys(source, wrap_keys(source, keys))`` is the general way to read.
 
 Both keep no state and look at the source again at each call: its length may change between two
 blocks.
@@ -33,8 +33,8 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
 
     A vectored read is the method ``__getitems__`` or ``_getitems``, provided that its class does
     not come after the one that defines ``__getitem__``: a subclass that overrides ``__getitem__``
-    alone (to parse records, say) is read by it. A data set of Hugging Face in a format (``numpy``,
-    ``jax``) is read one by one: of a block it makes other types.
+    alone (such as to parse records) is read by it. A data set of Hugging Face in a format
+    (``numpy``, ``jax``) is read one by one: of a block it makes other types.
 
     Args:
         source: anything with ``__getitem__``.
@@ -43,7 +43,7 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
     Raises:
         SourceEnded: the source raised ``StopIteration``.
         TypeError, ValueError: the vectored read did not return one record per key.
-        Exception: whatever the source raises.
+        Exception: any error of the source.
 
     Example:
         >>> read_keys("abc", [2, 0, 0])
@@ -80,7 +80,7 @@ def may_be_read_again(source: Any) -> bool:
     """True if ``source`` is sure to give the same record for a key again.
 
     Ours do, and sequences of Python and NumPy, and what reads several records at once. Another one
-    may give whatever comes next, in disguise.
+    may be a disguised stream.
 
     Example:
         >>> may_be_read_again([1, 2])

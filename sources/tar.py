@@ -27,9 +27,9 @@ from gristmill.sources.tar_members import BLOCK_BYTES, header_crc, is_header
 
 # bytes that are read while one waits for an answer
 _LOCAL_WINDOW, _REMOTE_WINDOW = 1 << 12, 1 << 22
-_NEAR_RECORDS = 256  # entries that lie no further apart are read at once
+_NEAR_RECORDS = 256  # entries at most that far apart are read at once
 _MANY_RECORDS = 1 << 14  # of which all entries are read
-_NEAR_BYTES = 1 << 11  # parts of a record that lie no further apart are read at once
+_NEAR_BYTES = 1 << 11  # parts of a record at most that far apart are read at once
 # longer parts are read by themselves, so that they need not be cut out of what was read
 _COPIED_BYTES = 1 << 15
 
@@ -44,7 +44,7 @@ class TarSource(ShardedSource[dict[str, Any]]):
     the file's extension, in the order of the archive. The extension is what follows the first dot
     of a file's name, in small letters; the key is what is before it, with the folder. Nothing is
     decoded: that is for a ``map``. There is no ``"__url__"``: records are the same wherever the
-    data lie.
+        data are.
 
     The files of a record must be neighbours in the archive, as for WebDataset. As there, folders,
     files without an extension, hidden files (``.name``) and those whose name, or first folder,
@@ -68,9 +68,9 @@ class TarSource(ShardedSource[dict[str, Any]]):
 
     Raises:
         FileNotFoundError: nothing is there for one of the patterns.
-        DamagedFileError: a file is no tar archive, is cut off or damaged; files of a record lie
-            apart, or two have one extension; a hard link points to no file before it; nothing in an
-            archive belongs to a record.
+        DamagedFileError: a file is no tar archive, is cut off or damaged; files of a record are not
+            together, or two have one extension; a hard link points to no file before it; nothing in
+            an archive belongs to a record.
         ValueError: an archive is compressed or has sparse files.
         OSError: a file cannot be read, or its index cannot be written.
 
@@ -205,7 +205,7 @@ class TarSource(ShardedSource[dict[str, Any]]):
         """
         archive = place[0]
         planned = []
-        # of the range that the next file may be read with; none at first and behind a large one
+        # of the range that the next file may be read with; none at first and after a large one
         begin = end = -1
         for file in self._chosen(place, entry):
             _, start, size, _ = file
@@ -226,8 +226,8 @@ class TarSource(ShardedSource[dict[str, Any]]):
         return planned
 
     def _entries(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], TarIndexEntry]:
-        """The entries of these records in the indices. Entries that lie close together are read at
-        once.
+        """Returns the entries of these records in the indices. Entries that are close together are
+        read at once.
         """
         entries: dict[tuple[int, int], TarIndexEntry] = {}
         for archive, numbers in itertools.groupby(sorted(set(places)), operator.itemgetter(0)):
@@ -261,7 +261,7 @@ class TarSource(ShardedSource[dict[str, Any]]):
             offset,
             f"there is no header, where its index has that of {name!r}",
             f"Copy the archive again; if it was written again, delete {index} and make the source"
-            " anew",
+            " again",
         )
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ def _scan(
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[list[int]]:
-    """Ascending numbers, those together that lie close together.
+    """Yields ascending numbers, grouped by closeness.
 
     Example:
         >>> list(_runs([1, 2, 5, 1000, 1001]))

@@ -83,7 +83,7 @@ def _resolved(
     """Yields the members of an archive, hard links with kind and data of the member they point to.
 
     A link stays as it is if no member before it has that name. A link whose target has the same
-    name is left out: tar writes one for a file that it is told to store twice.
+    name is skipped: tar writes one for a file that is stored twice.
     """
     before: dict[str, TarMember] | None = None  # by name
     for count, member in enumerate(tar_members(files, number, window_bytes, progress)):
@@ -176,8 +176,8 @@ def _without_records(path: str, counts: Mapping[str, int]) -> DamagedFileError:
 
 
 def _key_and_extension(name: str) -> tuple[str, str] | None:
-    """The key of the record that a file belongs to, and the file's name in it; ``None`` if it
-    belongs to none.
+    """Returns the key of the record that a file belongs to, and the file's name in it; ``None`` if
+    it belongs to none.
 
     Example:
         >>> (
@@ -214,8 +214,8 @@ def _unpacked(packed: bytes) -> TarIndexEntry:
 
 
 def read_entries(index: Sidecar, numbers: Sequence[int]) -> list[TarIndexEntry]:
-    """The entries of the records of these ascending numbers, which are close together, in two
-    reads.
+    """Returns the entries of the records of these ascending numbers, which are close together, in
+    two reads.
     """
     first, stop = numbers[0], numbers[-1] + 1
     starts = index.read("starts", first, stop + 1)

@@ -2,7 +2,7 @@
 their headers.
 
 ``tarfile`` is not used: it takes several times as long for a header, and one that is damaged ends
-the archive for it without an error, so that all files behind would be missing.
+the archive for it without an error, so that all files after it would be missing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gristmill.sources.storage.files import Files
 
 BLOCK_BYTES = 512  # headers and data begin at multiples of it
 _MAX_EXTENDED_BYTES = 1 << 24  # a damaged size must not allocate memory for data that do not exist
-_MAX_EMPTY_BYTES = 1 << 20  # as far as programs fill up an archive without files
+_MAX_EMPTY_BYTES = 1 << 20  # most that programs fill up an archive with, without files
 _REMEDY = "Write the archive again, or leave it out"
 _FILES = b"0\x007"  # types: a file, one of old programs, one of those that know contiguous files
 _WITHOUT_DATA = b"\x00123456"  # links, devices, folders; an old program's folder
-_EXTENDED = b"xXgLK"  # they tell something about the next members
+_EXTENDED = b"xXgLK"  # headers of the next members
 _PASSED_OVER = b"DV"  # GNU tar's lists of folders, and names of volumes
 _USED = (b"path", b"linkpath", b"size")  # the keywords of extended headers that are used
 _SPARSE = b"GNU.sparse"  # prefix of their keywords for a file that is not stored in one piece
@@ -69,14 +69,14 @@ def header_crc(block: bytes) -> int:
 def is_header(block: bytes) -> bool:
     """True if these 512 bytes are the header of a member: it contains the sum of its bytes."""
     try:
-        told = _octal(block[148:156])
+        stated = _octal(block[148:156])
     except ValueError:
         return False
     others = block[:148] + b" " * 8 + block[156:]
     found = sum(others)
-    if told != found:
+    if stated != found:
         found -= 256 * sum([byte > 127 for byte in others])  # old programs took bytes for signed
-    return told == found and len(block) == BLOCK_BYTES
+    return stated == found and len(block) == BLOCK_BYTES
 
 
 def tar_members(
@@ -122,16 +122,16 @@ class _Archive:
         self._window, self._window_start = b"", 0
 
     def members(self, progress: Callable[[int], object]) -> Iterator[TarMember]:
-        of_all: dict[bytes, bytes] = {}  # what is told of all members from here on
+        of_all: dict[bytes, bytes] = {}  # headers of all members from here on
         of_next: dict[bytes, bytes] = {}
         offset = 0
         while block := self._header(offset):
             if block[156] in _EXTENDED:
-                told, stop = self._extended(block, offset)
+                stated, stop = self._extended(block, offset)
                 if block[156:157] == b"g":
-                    of_all |= told
+                    of_all |= stated
                 else:
-                    of_next |= told
+                    of_next |= stated
             else:
                 member, stop = self._member(block, offset, of_all | of_next)
                 of_next = {}
@@ -142,7 +142,7 @@ class _Archive:
             raise self._damaged(offset, "the archive ends behind a header that announces a file")
 
     def _header(self, offset: int) -> bytes:
-        """The header at ``offset``; nothing at the end of the archive."""
+        """Return the header at ``offset``; nothing at the end of the archive."""
         block = self._read(offset, BLOCK_BYTES)
         if is_header(block):
             return block
@@ -186,13 +186,15 @@ class _Archive:
                 )
             offset += len(piece)
 
-    def _member(self, block: bytes, offset: int, told: dict[bytes, bytes]) -> tuple[TarMember, int]:
-        """Return the member whose header is at ``offset``, and the offset behind it."""
+    def _member(
+        self, block: bytes, offset: int, stated: dict[bytes, bytes]
+    ) -> tuple[TarMember, int]:
+        """Return the member whose header is at ``offset``, and the offset after it."""
         kind = block[156]
-        name = told.get(b"path") or _name(block)
+        name = stated.get(b"path") or _name(block)
         is_file = kind in _FILES and not (kind == 0 and name.endswith(b"/"))
         shown = name.decode("utf-8", "surrogateescape")
-        if kind == ord("S") or any([key.startswith(_SPARSE) for key in told]):
+        if kind == ord("S") or any([key.startswith(_SPARSE) for key in stated]):
             raise ValueError(
                 f"{self._path} has at byte {offset} a file that is not stored in one piece,"
                 f" {shown!r}: write the archive without --sparse"
@@ -200,11 +202,11 @@ class _Archive:
         if not is_file and kind not in _WITHOUT_DATA + _PASSED_OVER:
             raise self._damaged(offset, f"{shown!r} is of the unknown kind {block[156:157]!r}")
         start = offset + BLOCK_BYTES
-        size = self._num_bytes(block, offset, told.get(b"size"))
+        size = self._num_bytes(block, offset, stated.get(b"size"))
         stop = self._stop(
             start + size if is_file or kind not in _WITHOUT_DATA else start, offset, shown
         )
-        target = told.get(b"linkpath") or block[157:257].split(b"\0", 1)[0]
+        target = stated.get(b"linkpath") or block[157:257].split(b"\0", 1)[0]
         return (
             TarMember(
                 shown,
@@ -219,7 +221,7 @@ class _Archive:
         )
 
     def _extended(self, block: bytes, offset: int) -> tuple[dict[bytes, bytes], int]:
-        """The contents of an extended header, and its end."""
+        """Return the contents of an extended header, and its end."""
         start = offset + BLOCK_BYTES
         size = self._num_bytes(block, offset)
         stop = self._stop(start + size, offset, "an extended header")
@@ -231,25 +233,29 @@ class _Archive:
             return {key: data.split(b"\0", 1)[0]}, stop
         try:
             records = _pax_records(data)
-            told = {key: value for key, value in records if key in _USED or key.startswith(_SPARSE)}
-            if any([b"\0" in told.get(key, b"") for key in (b"path", b"linkpath")]):
+            stated = {
+                key: value for key, value in records if key in _USED or key.startswith(_SPARSE)
+            }
+            if any([b"\0" in stated.get(key, b"") for key in (b"path", b"linkpath")]):
                 raise ValueError
-            return told, stop
+            return stated, stop
         except ValueError:
             raise self._damaged(start, f"there is no extended header, but {data[:32]!r}") from None
 
-    def _num_bytes(self, block: bytes, offset: int, told: bytes | None = None) -> int:
-        """The length of the data of a member, from its header or from an earlier extended one."""
+    def _num_bytes(self, block: bytes, offset: int, stated: bytes | None = None) -> int:
+        """Return the length of the data of a member, from its header or from an earlier extended
+        one.
+        """
         try:
-            size = int(told) if told else _size(block[124:136])
+            size = int(stated) if stated else _size(block[124:136])
         except ValueError:
             size = -1
         if size < 0:
-            raise self._damaged(offset, f"{told or block[124:136]!r} is no size of a file")
+            raise self._damaged(offset, f"{stated or block[124:136]!r} is no size of a file")
         return size
 
     def _stop(self, stop: int, offset: int, what: str) -> int:
-        """The end of a member whose data end at ``stop``."""
+        """Return the end of a member whose data end at ``stop``."""
         stop += -stop % BLOCK_BYTES
         if stop > self._size:
             raise self._damaged(
@@ -260,7 +266,7 @@ class _Archive:
         return stop
 
     def _read(self, start: int, size: int) -> bytes:
-        """``size`` bytes from ``start`` on; fewer at the end of the archive."""
+        """Return ``size`` bytes from ``start`` on; fewer at the end of the archive."""
         begin = start - self._window_start
         if not 0 <= begin <= len(self._window) - size:
             stop = min(start + max(size, self._window_bytes), self._size)
@@ -285,14 +291,16 @@ def _size(field: bytes) -> int:
 
 
 def _name(block: bytes) -> bytes:
-    """The name in a header, of at most 255 bytes; the longer one that is told before it counts."""
+    """Return the name in a header, of at most 255 bytes; a longer one in an earlier header replaces
+    it.
+    """
     name = block[:100].split(b"\0", 1)[0]
     prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
     return prefix + b"/" + name if prefix else name
 
 
 def _pax_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The pairs in an extended header, each written as ``length name=value`` and a newline.
+    """Yield the pairs in an extended header, each written as ``length name=value`` and a newline.
 
     Raises:
         ValueError: there is something else.

@@ -130,14 +130,15 @@ class TFRecordFile:
         self._file.close()
 
     def read(self, offset: int) -> tuple[list[bytes], list[int]]:
-        """Some records from ``offset`` on; where each of them begins, and where the last one ends.
+        """Returns some records from ``offset`` on; where each of them begins, and where the last
+        one ends.
 
         There is at least one record unless ``offset`` is the end of the file. Records before a
         damaged one are returned first.
 
         Raises:
             ValueError: the record at ``offset`` is damaged or cut off.
-            StateIndexError: ``offset`` is behind the end of the file.
+            StateIndexError: ``offset`` is past the end of the file.
             OSError: the file cannot be read.
         """
         data = self._bytes(offset, max(_BLOCK_BYTES, self._record_size), _HEADER.size)
@@ -165,9 +166,7 @@ class TFRecordFile:
         return records, [offset + begin for begin in begins]
 
     def check_begin(self, offset: int) -> None:
-        """Raises ``StateIndexError`` if no record begins at ``offset``, which somebody else has got
-        from somewhere.
-        """
+        """Raises ``StateIndexError`` if no record begins at ``offset``, which is not trusted."""
         if not offset:
             return
         if offset > sys.maxsize:
@@ -207,12 +206,12 @@ class TFRecordFile:
         return bool(masked_crc32c([header[:8]])[0] == _HEADER.unpack(header)[1])
 
     def skip(self, offset: int) -> int:
-        """The end of the record at ``offset``, whose data may be damaged, or of the file, if the
-        record is cut off.
+        """Returns the end of the record at ``offset``, whose data may be damaged, or of the file,
+        if the record is cut off.
 
         Raises:
-            ValueError: the length of the record is damaged, so that nobody knows where the next one
-                begins.
+            ValueError: the length of the record is damaged, so the beginning of the next one is
+                unknown.
         """
         header = self._bytes(offset, _HEADER.size, _HEADER.size)
         if len(header) < _HEADER.size:
@@ -221,7 +220,7 @@ class TFRecordFile:
         return offset + len(self._bytes(offset, size, size))
 
     def _data_size(self, data: bytes, offset: int) -> int:
-        """The length that the header at the beginning of ``data`` gives."""
+        """Returns the length that the header at the beginning of ``data`` gives."""
         if len(data) < _HEADER.size:
             raise self._cut_off("header", data, 0, _HEADER.size, offset)
         size, checksum = _HEADER.unpack_from(data)
@@ -230,8 +229,8 @@ class TFRecordFile:
         return int(size)
 
     def _bytes(self, offset: int, size: int, min_size: int) -> bytes:
-        """``size`` bytes; fewer at the end of the file, or if reading on fails and ``min_size``
-        bytes are there.
+        """Returns ``size`` bytes; fewer at the end of the file, or if reading on fails and
+        ``min_size`` bytes are there.
         """
         begin = offset - self._window_offset
         pieces = [self._window[begin : begin + size]] if 0 <= begin < len(self._window) else []
@@ -288,8 +287,8 @@ class TFRecordFile:
 
 
 def _complete_records(data: bytes) -> tuple[list[bytes], list[int], list[int]]:
-    """The records in ``data``; where each begins, and the last one ends; the checksums of each
-    one's length and data.
+    """Returns the records in ``data``; where each begins, and the last one ends; the checksums of
+    each one's length and data.
     """
     records: list[bytes] = []
     begins = [0]

@@ -90,7 +90,7 @@ def assert_equal_output_after_checkpoint(
 
 
 def _record(ds: Any, at_end: bool) -> tuple[list[Any], list[Any]]:
-    """All elements, and the states before them."""
+    """Return all elements, and the states before them."""
     with contextlib.ExitStack() as stack:
         it = _opened(ds, stack)
         elements: list[Any] = []

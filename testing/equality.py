@@ -16,7 +16,7 @@ _IDENTITY: Any = object.__eq__
 def are_equal(a: Any, b: Any) -> bool:
     """True if ``a`` and ``b`` have equal types, structures and values; NaN equals NaN here.
 
-    Arrays, of whatever library, are compared by dtype, shape and values; generators by what they
+    Arrays of any library are compared by dtype, shape and values; generators by what they
     will draw; objects without an ``==`` of their own by their attributes.
 
     Example:
@@ -68,6 +68,6 @@ def _are_equal_arrays(a: Any, b: Any) -> bool:
 
 
 def shape_of(state: Any) -> Any:
-    """The structure of a state, and the types and shapes of its leaves."""
+    """Returns the structure of a state, and the types and shapes of its leaves."""
     leaves, structure = tree.flatten(state)
     return structure, [(type(leaf).__name__, np.shape(leaf)) for leaf in leaves]

@@ -28,7 +28,7 @@ _ITERATORS = Law(
     "Derive the class of the iterator from gristmill.DatasetIterator.",
 )
 _INDEPENDENT = Law(
-    "every iterator gives the same elements from the beginning, whatever others do",
+    "every iterator gives the same elements from the beginning, regardless of others",
     "Keep what changes in the iterator, nothing in the dataset, and draw no random numbers but from"
     " a seed.",
 )
@@ -224,8 +224,8 @@ class _Made(IterDataset[Any]):
 def _check_iterators(
     ds: IterDataset[Any], max_elements: int, states_vary: bool
 ) -> tuple[list[Any], int]:
-    """The first elements of ``ds``, if its iterators obey their laws, and how many to ask for to
-    get all of these.
+    """Returns the first elements of ``ds``, if its iterators obey their laws, and how many to ask
+    for to get all of these.
     """
     it = _ITERATORS.run("iter(ds)", iter, ds)
     _ITERATORS.check(isinstance(it, DatasetIterator), f"iter(ds) is a {type(it).__name__}")
@@ -256,7 +256,7 @@ def _first(ds: IterDataset[Any], count: int) -> list[Any]:
 
 
 def _check_elements(it: DatasetIterator[Any], max_elements: int) -> tuple[list[Any], bool]:
-    """The first elements of a new iterator, and whether there are no more."""
+    """Returns the first elements of a new iterator, and whether there are no more."""
     handed_out: list[Any] = []
     elements: list[Any] = []
     while (
@@ -289,7 +289,7 @@ def _check_independence(ds: IterDataset[Any], elements: list[Any]) -> None:
 
 
 def _check_states(ds: IterDataset[Any], elements: list[Any]) -> None:
-    """That states are JSON-able, and share nothing with the iterator."""
+    """Checks that states are JSON-able, and share nothing with the iterator."""
     taken = []
     with iter(ds) as it:
         for _ in range(len(elements) + 1):

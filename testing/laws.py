@@ -1,8 +1,8 @@
 """Code shared by the conformance checks: laws, the report of a broken one, and the laws of
 everything that is only read.
 
-Sources, samplers, map datasets and transformations are all of one kind: an answer depends on the
-question alone, no matter who asks, how often, in which order, thread or process.
+Sources, samplers, map datasets and transformations follow one rule: a result depends on the
+arguments alone, not on the number or the order of calls, the thread or the process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Law:
             raise self.broken(found)
 
     def run(self, what: str, fn: Callable[..., T], *args: Any) -> T:
-        """``fn(*args)``, which must not raise."""
+        """Returns ``fn(*args)``, which must not raise."""
         try:
             return fn(*args)
         except Exception as error:
@@ -50,7 +50,7 @@ class Law:
     def refuses(
         self, what: str, errors: tuple[type[Exception], ...], fn: Callable[..., Any], *args: Any
     ) -> None:
-        """``fn(*args)`` must raise one of ``errors``."""
+        """Checks that ``fn(*args)`` raises one of ``errors``."""
         try:
             got = self.run(what, fn, *args)
         except AssertionError as error:
@@ -108,7 +108,8 @@ def check_answers(
     with_repr: bool = False,
     in_worker: bool = False,
 ) -> list[Any]:
-    """The answer to each question, if those laws hold that everything which is only read obeys.
+    """Returns the answer to each question, if those laws hold that everything which is only read
+    obeys.
 
     Args:
         subject: what is asked.
@@ -162,8 +163,8 @@ def check_answers(
 
 
 def kept(value: T) -> T:
-    """A copy of ``value`` that stays as it is when ``value`` is changed; itself if it cannot be
-    copied.
+    """Returns a copy of ``value`` that stays as it is when ``value`` is changed; itself if it
+    cannot be copied.
     """
     try:
         return copy.deepcopy(value)
@@ -172,8 +173,8 @@ def kept(value: T) -> T:
 
 
 def spread(length: int, count: int) -> list[int]:
-    """At most ``count`` of the integers below ``length``: all, or some that are spread evenly, the
-    last one among them.
+    """Returns at most ``count`` of the integers below ``length``: all, or some that are spread
+    evenly, the last one among them.
 
     Example:
         >>> spread(3, 10), spread(1000, 4)
@@ -184,8 +185,8 @@ def spread(length: int, count: int) -> list[int]:
 
 
 def in_threads(fn: Callable[[int], T]) -> list[T]:
-    """``fn(i)`` for each of eight threads that run at the same time and interrupt one another
-    often.
+    """Returns ``fn(i)`` for each of eight threads that run at the same time and interrupt one
+    another often.
     """
     start = threading.Barrier(_NUM_THREADS)
 

@@ -115,8 +115,8 @@ def _look_up(sampler: Any, indices: list[int]) -> list[Any]:
 
 
 def _length(sampler: Any, limit: int) -> int:
-    """The number of indices; without ``__len__``, ``sys.maxsize`` if the first ``limit`` are all
-    there.
+    """Returns the number of indices; without ``__len__``, ``sys.maxsize`` if the first ``limit``
+    are all there.
     """
     if hasattr(sampler, "__len__"):
         return _END.run("len(sampler)", len, sampler)

@@ -39,10 +39,10 @@ def assert_transform_conforms(
 ) -> None:
     """Asserts that ``transform`` depends on nothing but its arguments, and does not change them.
 
-    Checked are equal results for equal elements (and equal generators), whatever was transformed
-    before, in eight threads at a time, and by copies made by cloudpickle; that inputs stay as they
-    are; that a ``Filter`` gives a truth value, and a ``FlatMap`` no more than ``max_fan_out``
-    items.
+    Checked are equal results for equal elements (and equal generators), regardless of elements
+    transformed before, in eight threads at a time, and by copies made by cloudpickle; that inputs
+    stay as they are; that a ``Filter`` gives a truth value, and a ``FlatMap`` no more than
+    ``max_fan_out`` items.
 
     Args:
         transform: a ``Map``, ``RandomMap``, ``TfRandomMap``, ``MapWithIndex``, ``Filter`` or

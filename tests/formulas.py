@@ -55,7 +55,7 @@ def bucket_batches(epoch, lengths, boundaries, sizes, window, seed, drop=False):
     the epoch of its elements.
 
     ``lengths`` are those of the elements in the order of the epoch; longer ones than the last
-    boundary are left out.
+    boundary are dropped.
     """
     held, batches = [[] for _ in boundaries], []
     num_windows = -(-len(lengths) // window)

@@ -50,7 +50,7 @@ def interrupted_where_handlers_run(operation: Callable[[], Any], number: int) ->
     """Return whether an interrupt came at the ``number``-th point where Python calls handlers.
 
     These are the beginnings of functions and the ends of calls of C functions; jumps backwards are
-    left out. Unlike at lines, an interrupt there can come from a signal.
+    skipped. Unlike at lines, an interrupt there can come from a signal.
     """
 
     def profile(frame: Any, event: str, arg: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from package_files import ROOT, modules
 
-_MAX_MARKERS = 1.5  # per 1000 words
+_MAX_MARKERS = 0.5  # per 1000 words
 _MAX_COLUMNS = 100
 # Phrases without a subject, or with a person in place of a thread, a worker or a caller.
 _MARKERS = re.compile(
@@ -21,7 +21,16 @@ _MARKERS = re.compile(
     r"|what (?:comes|stands|follows|others|becomes|remains))\b",
     re.IGNORECASE,
 )
+# Words that the text of the code does without.
+_NEVER = re.compile(
+    r"\b(?:nobody|somebody|anybody|whoever|whomever|whom|whatever|anew|lest|twins?|for ever"
+    r"|so many|as far as|go(?:es|ing|ne)? on|went on|pass(?:ed|es|ing)? over (?!the\b)"
+    r"|beg[aiu]ns? again|(?:leaves?|left|leaving) out|of which there|lies)\b",
+    re.IGNORECASE,
+)
 _OPENINGS = re.compile(r"(What|Whether|Where|How|Who)\b")
+_NOUNS = re.compile(r"(The|A|An|That|Those|Its|Of|In|For|As|If)\b|``")
+_MAX_NOUNS = 0.02  # of the functions
 _QUESTIONS = re.compile(r"#+ (What|Whether|Where|How|Who|Whose|When|Why)\b")
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
 
@@ -99,6 +108,17 @@ def test_few_phrases_hide_the_subject():
     assert 1000 * len(found) < _MAX_MARKERS * num_words, "\n".join(found)
 
 
+def test_the_code_has_no_such_words():
+    found = [
+        f"{path.relative_to(ROOT)}:{i}: {match[0]}"
+        for path in files()
+        if path != Path(__file__)
+        for i, line in lines_of(path)
+        for match in _NEVER.finditer(_CODE.sub("", line))
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_titles_are_no_clauses():
     lines = [(page, *line) for page in pages() for line in lines_of_page(page)]
     found = [
@@ -116,6 +136,20 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
         if _OPENINGS.match(str(node.value))
     ]
     assert not found, "\n".join(found)
+
+
+def test_docstrings_of_functions_begin_with_a_verb():
+    texts = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": ast.get_docstring(node)
+        for path in modules().values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and "property" not in " ".join(map(ast.unparse, node.decorator_list))
+    }
+    texts = {place: text for place, text in texts.items() if text}
+    found = [f"{place}: {text[:60]}" for place, text in texts.items() if _NOUNS.match(text)]
+    assert len(texts) > 2000
+    assert len(found) < _MAX_NOUNS * len(texts), "\n".join(found)
 
 
 def test_docstrings_and_comments_fit_in_the_columns():

@@ -113,7 +113,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Tolerate:
-    """Leaves out elements that fail, within a budget.
+    """Skips elements that fail, within a budget.
 
     As ``IterDataset.tolerate`` does, for the operations between it and the ``Tolerate`` before, or
     the sampler: what is counted, what is never tolerated and what a state has is said there. The
@@ -157,7 +157,9 @@ Transformations: TypeAlias = Sequence[Transformation]
 
 
 def _known_to_keras(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, called so that layers of Keras see what calls them, if there may be any."""
+    """Returns ``function``, called so that layers of Keras see what calls them, if there may be
+    any.
+    """
     if "keras" not in sys.modules:
         return function
     from gristmill.core.as_in_grain._src.python.dataset import as_in_grain
@@ -166,8 +168,8 @@ def _known_to_keras(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def transform_function(transform: Any, kind: type, method: str) -> Callable[..., Any]:
-    """The function to call for ``transform``: the ``method`` of an instance of ``kind``, or a
-    callable itself.
+    """Returns the function to call for ``transform``: the ``method`` of an instance of ``kind``, or
+    a callable itself.
 
     Raises:
         TypeError: ``transform`` is neither, or a class of transformations.
@@ -200,7 +202,7 @@ def is_transformation_class(transform: Any) -> bool:
 
 
 def for_a_class(transform: Any) -> str:
-    """A hint if ``transform`` is a class of transformations; empty for anything else."""
+    """Returns a hint if ``transform`` is a class of transformations; empty for anything else."""
     if not is_transformation_class(transform):
         return ""
     name = transform.__name__

@@ -269,7 +269,9 @@ def _shape(leaf: Any) -> Any:
 
 
 def _stack_arrays(leaves: Sequence[Any], allocate: Allocate) -> Any:
-    """One allocation filled in C, for arrays of one shape and dtype; ``None`` if they are not."""
+    """Return one allocation filled in C, for arrays of one shape and dtype; ``None`` if they are
+    not.
+    """
     first = leaves[0]
     shape, dtype = first.shape, first.dtype
     if not shape or not dtype.isnative or dtype.names is not None:
@@ -325,8 +327,8 @@ def concatenate(batches: Sequence[Any], allocate: Allocate = np.empty) -> Any:
 
 
 def join_arrays(arrays: Sequence[Any], allocate: Allocate) -> Any:
-    """The rows of ``arrays`` one after the other, in an array that ``allocate`` makes if they are
-    NumPy's.
+    """Return the rows of ``arrays`` one after the other, in an array that ``allocate`` makes if
+    they are NumPy's.
     """
     if any([type(array) is not np.ndarray for array in arrays]):
         jax = jax_of_keys(arrays)

@@ -41,13 +41,15 @@ class Feature:
 class Placer(abc.ABC):
     """Chooses bins for sequences of given lengths, and remembers how full these are.
 
-    A bin is suited if every feature fits behind what it holds, and it holds fewer than
+    A bin is suited if every feature fits after what it holds, and it holds fewer than
     ``max_sequences`` sequences. The bins in use are always the first ones.
     """
 
     @abc.abstractmethod
     def find(self, lengths: Sequence[int]) -> int:
-        """The bin for a sequence of these lengths, one for each feature; -1 if none is suited."""
+        """Returns the bin for a sequence of these lengths, one for each feature; -1 if none is
+        suited.
+        """
 
     @abc.abstractmethod
     def put(self, chosen: int, lengths: Sequence[int]) -> None:
@@ -179,15 +181,15 @@ class ManyFeaturesFit(Placer):
 
 
 def first_fit(features: Sequence[Feature], num_bins: int, max_sequences: int | None) -> Placer:
-    """A placer that takes the first suited bin."""
+    """Returns a placer that takes the first suited bin."""
     if len(features) == 1:
         return FirstFit(features[0], num_bins, max_sequences)
     return ManyFeaturesFit(features, num_bins, max_sequences, best=False)
 
 
 def best_fit(features: Sequence[Feature], num_bins: int, max_sequences: int | None) -> Placer:
-    """A placer that takes the suited bin that is fullest, summed over the features; of equally full
-    ones the first.
+    """Returns a placer that takes the suited bin that is fullest, summed over the features; of
+    equally full ones the first.
     """
     if len(features) == 1:
         return BestFit(features[0], num_bins, max_sequences)
@@ -217,7 +219,7 @@ class Bins:
         self.extras: list[list[Any]] = []
 
     def __len__(self) -> int:
-        """The number of bins in use, the first ones."""
+        """Returns the number of bins in use, the first ones."""
         return len(self._contents)
 
     def add(self, sequences: list[Array], extra: Any = None) -> bool:
@@ -254,8 +256,8 @@ class Bins:
         return True
 
     def num_bytes(self, num_bins: int) -> int:
-        """The bytes of arrays for ``num_bins`` bins, and of one number for each feature and bin,
-        its fill.
+        """Returns the bytes of arrays for ``num_bins`` bins, and of one number for each feature and
+        bin, its fill.
         """
         size = 0
         for feature, padding in zip(self._features, self._paddings, strict=True):
@@ -310,7 +312,7 @@ class Bins:
 
 
 def emission_order(num_rows: int, seed: int, grouped_by: Array | None = None) -> list[int]:
-    """The order in which bins are given out: shuffled, or in groups of similar values.
+    """Returns the order in which bins are given out: shuffled, or in groups of similar values.
 
     Args:
         num_rows: how many bins.
@@ -334,7 +336,7 @@ def _aligned(mark: int, alignment: int) -> int:
 
 
 def _unused(feature: Feature, like: Array) -> Array:
-    """A bin in which every cell is unused."""
+    """Returns a bin in which every cell is unused."""
     shape = (feature.length, *like.shape[1:])
     if feature.padding is None:
         return np.zeros(shape, like.dtype)

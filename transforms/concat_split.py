@@ -51,7 +51,7 @@ class Concatenation:
             self.add(sequences, [0] * len(targets))
 
     def __len__(self) -> int:
-        """The number of parts."""
+        """Returns the number of parts."""
         return len(self._parts[0])
 
     def add(self, sequences: Sequence[Array], starts: Sequence[int]) -> list[int] | None:
@@ -146,7 +146,7 @@ class Concatenation:
 
 
 def _bos(target: Target, like: Array) -> Array | None:
-    """The first token of every part."""
+    """Returns the first token of every part."""
     if target.bos_id is None:
         return None
     return as_dtype_of(

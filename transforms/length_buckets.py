@@ -46,18 +46,18 @@ class Lengths:
         return len(self.values)
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """All of them, some at a time."""
+        """Yields all of them, some at a time."""
         for start in range(0, len(self.values), _BLOCK):
             yield self.values[start : start + _BLOCK]
 
     def at(self, keys: NDArray[Any]) -> NDArray[np.int64]:
-        """Those at ``keys``."""
+        """Returns the lengths at ``keys``."""
         found: NDArray[np.int64] = np.asarray(self.values[keys]).astype(np.int64, copy=False)
         return found
 
     def per_bucket(self, boundaries: Sequence[int]) -> NDArray[np.int64]:
-        """The number of records in each bucket, and last the number of those longer than the last
-        boundary; int64 [buckets + 1].
+        """Returns the number of records in each bucket, and last the number of those longer than
+        the last boundary; int64 [buckets + 1].
         """
         total = np.zeros(len(boundaries) + 1, np.int64)
         for block in self.blocks():
@@ -65,7 +65,9 @@ class Lengths:
         return total
 
     def first_longer(self, longest: int) -> tuple[int, int]:
-        """The first record that is longer than ``longest``, and its length; there is one."""
+        """Returns the first record that is longer than ``longest``, and its length; there is
+        one.
+        """
         start = 0
         for block in self.blocks():
             longer = np.flatnonzero(block > longest)
@@ -88,7 +90,7 @@ class Lengths:
 
 
 def buckets_of(lengths: NDArray[Any], boundaries: Sequence[int]) -> NDArray[np.intp]:
-    """In which bucket each length is: the first whose boundary is not smaller; their number for
+    """Returns the bucket of each length: the first whose boundary is not smaller; their number for
     those that are too long.
     """
     if boundaries[-1] < _MAX_CELLS <= len(lengths) and lengths.dtype != np.uint64:
@@ -100,8 +102,8 @@ def buckets_of(lengths: NDArray[Any], boundaries: Sequence[int]) -> NDArray[np.i
 
 @lru_cache(maxsize=8)
 def _bucket_table(boundaries: tuple[int, ...]) -> NDArray[np.intp]:
-    """The bucket of each length up to the first one that is too long: to look up many takes a tenth
-    of searching.
+    """Returns the bucket of each length up to the first one that is too long: to look up many takes
+    a tenth of searching.
     """
     return np.searchsorted(boundaries, np.arange(boundaries[-1] + 2))
 
@@ -111,11 +113,11 @@ def _fits(boundaries: Sequence[int], lengths: NDArray[Any]) -> bool:
 
 
 def check_boundaries(boundaries: Any) -> tuple[int, ...]:
-    """``boundaries`` as integers.
+    """Returns ``boundaries`` as integers.
 
     Raises:
         TypeError: they are no sequence of integers.
-        ValueError: there are none, or they do not increase, or one is not positive.
+        ValueError: there are no boundaries, or they do not increase, or one is not positive.
     """
     if isinstance(boundaries, str | bytes) or not hasattr(boundaries, "__iter__"):
         raise TypeError(
@@ -132,8 +134,8 @@ def check_boundaries(boundaries: Any) -> tuple[int, ...]:
 def check_batch_sizes(
     boundaries: Sequence[int], max_tokens: int | None, batch_sizes: Any, *, num_shards: int = 1
 ) -> tuple[int, ...]:
-    """The number of rows of the batches of each bucket, of all shards together, which have equally
-    many.
+    """Returns the number of rows of the batches of each bucket, of all shards together, which have
+    equally many.
 
     Raises:
         TypeError: an argument is no integer, or neither or both of them are given.
@@ -208,7 +210,7 @@ def bucket_boundaries(lengths: Any, num_buckets: int, *, longest: int | None = N
 def chosen_boundaries(
     lengths: Lengths, num_buckets: int, longest: int | None, keep_long: bool = True
 ) -> list[int]:
-    """As ``bucket_boundaries``; without ``keep_long``, of the records that are not longer than
+    """Returns ``bucket_boundaries``; without ``keep_long``, of the records that are not longer than
     ``longest``.
     """
     top = lengths.longest if longest is None else min(lengths.longest, longest)
@@ -219,7 +221,7 @@ def chosen_boundaries(
 def _histogram(
     lengths: Lengths, longest: int, keep_long: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The different lengths, in steps, and how many records have each of them."""
+    """Returns the different lengths, in steps, and how many records have each of them."""
     step = -(-longest // _MAX_CELLS)
     counts = np.zeros(-(-longest // step) + 1, np.int64)
     for block in lengths.blocks():
@@ -235,7 +237,7 @@ def _histogram(
 def _least_padding(
     values: NDArray[np.int64], counts: NDArray[np.int64], num_buckets: int
 ) -> list[int]:
-    """The greatest value of each bucket.
+    """Returns the greatest value of each bucket.
 
     With ``v`` the values and ``n`` how many records there are up to each of them, ``k`` buckets of
     the first ``j`` values need ``best[k][j] = min over i of best[k-1][i] + v[j-1] * (n[j] - n[i])``
@@ -257,8 +259,8 @@ def _least_padding(
 def _with_one_more(
     best: NDArray[np.int64], values: NDArray[np.int64], num_before: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The fewest cells for the first ``j`` values with one more bucket, and where that begins;
-    int64 [values + 1] each.
+    """Returns the fewest cells for the first ``j`` values with one more bucket, and where that
+    begins; int64 [values + 1] each.
     """
     num = len(values)
     fewest, first = best.copy(), np.zeros(num + 1, np.int64)

@@ -79,7 +79,7 @@ class PackLayout:
             )
 
     def index(self, name: str) -> int:
-        """Which of ``features`` has this name."""
+        """Returns which of ``features`` has this name."""
         if (name,) not in self._paths:
             names = [path[0] for path in self._paths if len(path) == 1]
             raise ValueError(
@@ -89,8 +89,8 @@ class PackLayout:
         return self._paths.index((name,))
 
     def read(self, element: Any) -> tuple[list[Array], tuple[Any, ...]]:
-        """The sequences of an element, one for each of ``features``, and what it has to carry
-        along.
+        """Returns the sequences of an element, one for each of ``features``, and what it has to
+        carry along.
 
         Raises:
             TypeError: the element is not a dict, or not in the place of a dict of features.
@@ -121,8 +121,8 @@ class PackLayout:
     def rows(
         self, columns: Sequence[Columns], carried: list[list[Any]], order: Sequence[int]
     ) -> PackedRows:
-        """The contents of bins, given as ``Bins.columns()`` and ``Bins.extras``, as elements in
-        this order.
+        """Returns the contents of bins, given as ``Bins.columns()`` and ``Bins.extras``, as
+        elements in this order.
         """
         named = [
             (path, array)
@@ -133,7 +133,7 @@ class PackLayout:
         return PackedRows(named, self._carried, carried, order)
 
     def spec(self, spec: Any) -> Any:
-        """The spec of rows, from that of elements."""
+        """Returns the spec of rows, from that of elements."""
         if self._carried:
             raise NotImplementedError(
                 f"how many values a row carries of {self._carried}, meta features without a length,"
@@ -213,8 +213,8 @@ class PackedRows:
 
 
 def spans_of(segment_ids: Array, num: int) -> list[tuple[int, int]]:
-    """The cells ``(start, stop)`` of segments 1 to ``num``; those of one without any are between
-    those beside it.
+    """Returns the cells ``(start, stop)`` of segments 1 to ``num``; those of one without any are
+    between those beside it.
     """
     present, first, counts = np.unique(segment_ids, return_index=True, return_counts=True)
     known = {
@@ -244,7 +244,7 @@ def _leaves(argument: str, struct: Any) -> dict[Path, Any]:
 
 
 def _outputs(path: Path, feature: Feature) -> list[Path]:
-    """The paths of values, segment ids and positions of a feature in a row."""
+    """Returns the paths of values, segment ids and positions of a feature in a row."""
     *outer, name = path
     return (
         [path]

@@ -62,7 +62,7 @@ def batch_and_pad(
 def _output_spec(
     input_spec: Any, batch_size: int, drop_remainder: bool, with_mask: bool = False
 ) -> Any:
-    """The spec of the results of ``batch_and_pad`` for elements like ``input_spec``, for
+    """Returns the spec of the results of ``batch_and_pad`` for elements like ``input_spec``, for
     ``get_element_spec``.
     """
     spec = map_spec(
@@ -75,7 +75,7 @@ batch_and_pad.__dict__["output_spec"] = _output_spec
 
 
 def _padding(value: Any, pad_value: Any) -> Any:
-    """An element like ``value`` that is filled with ``pad_value``."""
+    """Returns an element like ``value`` that is filled with ``pad_value``."""
     leaves, structure = tree.flattener()(value)
     pads = pad_values(pad_value, structure, len(leaves), value)
     padding = [
@@ -86,7 +86,7 @@ def _padding(value: Any, pad_value: Any) -> Any:
 
 
 def pad_values(pad_value: Any, structure: Any, num: int, value: Any) -> list[Any]:
-    """The padding value of each of the ``num`` leaves of elements like ``value``.
+    """Returns the padding value of each of the ``num`` leaves of elements like ``value``.
 
     Raises:
         ValueError: ``pad_value`` is neither one value nor of the ``structure`` of the elements.
@@ -103,13 +103,13 @@ def pad_values(pad_value: Any, structure: Any, num: int, value: Any) -> list[Any
 
 
 def dtype_of(leaf: Any) -> np.dtype[Any]:
-    """That of the array that a leaf is or becomes."""
+    """Returns the dtype of the array that a leaf is or becomes."""
     dtype: np.dtype[Any] = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
     return dtype
 
 
 def filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any], path: Callable[[], str]) -> Any:
-    """An array of ``pad``, for the leaf at ``path``.
+    """Returns an array of ``pad``, for the leaf at ``path``.
 
     Raises:
         ValueError: the dtype cannot hold it without changing it by more than rounding; names the
@@ -131,7 +131,7 @@ def filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any], path: Callabl
 
 
 def _filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array of ``pad``, which must not be changed by more than rounding."""
+    """Returns an array of ``pad``, which must not be changed by more than rounding."""
     kind = getattr(dtype, "kind", "")  # other libraries have dtypes without
     if np.iscomplexobj(pad) and kind in "biuf":
         raise ValueError("a complex number")

@@ -67,7 +67,7 @@ class Padding:
         self._targets = [_as_target(leaf) for leaf in tree.flatten(self._pad_to)[0]]
 
     def collate(self, elements: Sequence[Any], rows: Rows, allocate: Allocate = np.empty) -> Any:
-        """One batch of ``elements``, at least one, whose structures must be equal.
+        """Returns one batch of ``elements``, at least one, whose structures must be equal.
 
         Raises:
             ValueError: structures or shapes do not agree, a leaf is longer than what it is padded
@@ -99,7 +99,9 @@ class Padding:
         return batch, lengths
 
     def spec(self, spec: Any, num_rows: int | None, boundary: int | None) -> Any:
-        """The spec of batches of elements with spec ``spec``; ``None`` for numbers that differ."""
+        """Returns the spec of batches of elements with spec ``spec``; ``None`` for numbers that
+        differ.
+        """
         leaves, structure = tree.flatten(spec)
         targets = self._per_leaf(structure, len(leaves), spec)
         cells = {"boundary": boundary, "longest": None}
@@ -134,7 +136,7 @@ def _as_target(value: Any) -> Any:
 
 
 def _columns(elements: Sequence[Any]) -> tuple[list[Sequence[Any]], Any]:
-    """The values of each leaf, and the structure of all ``elements``."""
+    """Returns the values of each leaf, and the structure of all ``elements``."""
     flatten = tree.flattener()
     first = elements[0]
     leaves, structure = flatten(first)
@@ -168,7 +170,7 @@ def _padded(
     allocate: Allocate,
     path: Callable[[], str],
 ) -> Any:
-    """The column of one leaf."""
+    """Returns the column of one leaf."""
     if target == _KEEP or not any(map(np.ndim, leaves)):
         num_missing = rows.num - rows.num_real
         real, first = [*leaves[: rows.num_real]], leaves[0]
@@ -199,7 +201,7 @@ def _padded(
 
 
 def _num_cells(arrays: list[NDArray[Any]], target: Any, rows: Rows) -> int:
-    """The length of all rows, to which each of ``arrays`` may be padded or cut."""
+    """Returns the length of all rows, to which each of ``arrays`` may be padded or cut."""
     if not isinstance(target, str):
         longest = max(map(len, arrays))
         if longest > target:

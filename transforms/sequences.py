@@ -13,8 +13,8 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def as_sequence(name: str, value: Any) -> Array:
-    """``value`` as an array whose first axis is that of the sequence; a scalar is a sequence of
-    length 1.
+    """Returns ``value`` as an array whose first axis is that of the sequence; a scalar is a
+    sequence of length 1.
 
     Raises:
         ValueError: ``value`` is nested, ragged, or nothing that NumPy has a dtype for, or text or
@@ -48,7 +48,8 @@ def as_sequence(name: str, value: Any) -> Array:
 def as_dtype_of(
     name: str, array: Array, dtype: np.dtype[Any], trailing: tuple[int, ...], whose: str
 ) -> Array:
-    """``array`` in another dtype, without any loss but rounding from one float dtype to another.
+    """Returns ``array`` in another dtype, without any loss but rounding from one float dtype to
+    another.
 
     Raises:
         ValueError: it has another trailing shape, or values that ``dtype`` cannot hold; names the

@@ -59,7 +59,9 @@ class Slot(NamedTuple):
 
 
 def open_memory(name: str) -> int:
-    """A file descriptor of new memory without a name; ``name`` is only shown in ``/proc``."""
+    """Returns a file descriptor of new memory without a name; ``name`` is only shown in
+    ``/proc``.
+    """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     import tempfile  # 5 ms that workers on Linux do without
@@ -77,7 +79,7 @@ class Mapping:
         self._holes: _Holes | None = _Holes(os.dup(fd)) if sys.platform == "darwin" else None
 
     def view(self, slot: Slot) -> Bytes:
-        """An array [num_bytes] that looks at the slot."""
+        """Returns an array [num_bytes] that looks at the slot."""
         index = _chunk_of(slot.offset)
         chunk = self._chunks.get(index)
         if chunk is None:
@@ -216,8 +218,8 @@ class Arena:
             self._settle()
 
     def settle(self) -> None:
-        """Called for every message: forgets a little of how much memory was needed, and returns
-        what is too much now.
+        """Called for every message: lowers the estimate of the memory needed a little, and returns
+        the excess.
         """
         if self._warm_bytes > MAX_FREE_BYTES:
             with self._lock:
@@ -273,7 +275,7 @@ class ArenaReader:
         self._unseen: deque[_Watched] = deque()
 
     def take(self, slot: Slot) -> Bytes:
-        """An array [num_bytes] of a slot; when it and all arrays that view it are gone,
+        """Returns an array [num_bytes] of a slot; when it and all arrays that view it are gone,
         ``released`` gives the slot.
         """
         array = self._mapping.view(slot)
@@ -283,13 +285,13 @@ class ArenaReader:
         return array
 
     def look(self, slot: Slot) -> Bytes:
-        """An array [num_bytes] of a slot that is not watched: the caller returns the slot when it
-        has read it.
+        """Returns an array [num_bytes] of a slot that is not watched: the caller returns the slot
+        when it has read it.
         """
         return self._mapping.view(slot)
 
     def released(self) -> list[Slot]:
-        """The slots that have become free since the last call."""
+        """Returns the slots that have become free since the last call."""
         slots = []
         while self._unseen:
             watched = self._unseen.popleft()
@@ -305,7 +307,7 @@ class ArenaReader:
             watched.is_shared = True
 
     def forget(self) -> None:
-        """In a forked process: lets go of the memory, which is the other one's to return."""
+        """Drops the memory in a forked process, without returning the parent's slots."""
         self._mapping.close()
 
     def close(self) -> None:
@@ -331,7 +333,7 @@ def _remove(chunk: mmap.mmap, start: int, num_bytes: int) -> None:
 
 
 def _map(fd: int, start: int, size: int) -> mmap.mmap:
-    """A part of a file, without a descriptor of its own if that is possible."""
+    """Returns a part of a file, without a descriptor of its own if that is possible."""
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, size, offset=start, trackfd=False)
     else:
@@ -340,7 +342,7 @@ def _map(fd: int, start: int, size: int) -> mmap.mmap:
             _put_over(memory, fd, start)
             return memory
         except (ImportError, OSError):
-            # no ctypes, a system of 32 bits, or one that counts the memory that would lie below
+            # no ctypes, a system of 32 bits, or one that counts the memory that would be covered
             return mmap.mmap(fd, size, offset=start)
 
 

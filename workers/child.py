@@ -3,7 +3,7 @@
 Guarantees:
 
 1. It ends when its connection does: at once if it is idle, otherwise when it next looks. If the
-   consumer's process ends, by whatever cause, the kernel kills it in that moment, even in the
+   consumer's process ends, for any reason, the kernel kills it in that moment, even in the
    middle of C code (where the system can do that; elsewhere a thread does it).
 2. Every element arrives, or an error in its place: elements are pickled here, in the loop that
    makes them.
@@ -40,7 +40,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from os import _exit as end_process  # at once, whatever other threads do
+from os import _exit as end_process  # at once, without waiting for other threads
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from gristmill.core.errors import add_note
@@ -106,8 +106,8 @@ class Producer(Protocol):
         """
 
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        """The lane's next elements, at most ``n``, the state after each, and the outcome: error,
-        ``StopIteration``, or more.
+        """Return the lane's next elements, at most ``n``, the state after each, and the outcome:
+        error, ``StopIteration``, or more.
         """
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
@@ -131,11 +131,11 @@ class WatchedProducer(Producer, Protocol):
         """
 
     def take_beside(self, lane: int) -> Taken:
-        """As ``take(lane, 1)``, while that is at another lane. Called by another thread."""
+        """Call ``take(lane, 1)`` while another lane is computed. Called by another thread."""
 
     def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The elements that ``take`` has finished, and the states; as many as there are of both.
-        Called by another thread.
+        """Return the elements that ``take`` has finished, and the states; as many as there are of
+        both. Called by another thread.
         """
 
 
@@ -197,7 +197,7 @@ class Connection(Protocol):
     # states, whether to skip an element, how to continue
     start: tuple[dict[int, Any], bool, Quarantine | None] | None
     is_for_another: bool  # the start, than the ones before were
-    calls: list[bytes]  # functions that nobody has called yet
+    calls: list[bytes]  # functions that were not called yet
     # of lanes: states of more lanes, and lanes to leave
     changes: list[tuple[dict[int, Any], Sequence[int]]]
 
@@ -360,7 +360,7 @@ class SocketConnection(BoundedConnection):
             raise Disconnected from None
 
     def shut(self) -> None:
-        """Ends it. Who waits for something of it learns that, and then it may be closed."""
+        """Shuts the connection down. A thread that waits for it wakes up; then it may be closed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -436,9 +436,7 @@ class Outbox:
             lane.is_leaving |= lane.number in leaving
 
     def leave_drained(self) -> None:
-        """Leave the lanes that are to be left, if nothing is left that was computed ahead for
-        them.
-        """
+        """Leave the lanes marked as leaving if their buffers are empty."""
         for lane in [x for x in self.lanes if x.is_leaving]:
             producer = cast("Divided", self._producer)
             producer.drain(lane.number)
@@ -553,8 +551,8 @@ class Worker:
             self._watcher.join()
 
     def _in_turn(self, function: Callable[[], T]) -> list[T]:
-        """The result of ``function()`` as the only item; an empty list if there is a new start
-        before the call.
+        """Return the result of ``function()`` as the only item; an empty list if there is a new
+        start before the call.
         """
         if self._turns is None:
             return [function()]
@@ -644,7 +642,9 @@ class Worker:
         return stop
 
     def _take(self, lane: _SentLane, n: int) -> list[Taken]:
-        """The next output of the producer as the only item, or an empty list (see ``_in_turn``)."""
+        """Return the next output of the producer as the only item, or an empty list (see
+        ``_in_turn``).
+        """
         try:
             return self._in_turn(partial(self._compute, lane, n))
         finally:
@@ -653,7 +653,9 @@ class Worker:
                 self._is_unlocked = False
 
     def _compute(self, lane: _SentLane, n: int) -> Taken:
-        """The next output of the producer; the other thread may send a part of it meanwhile."""
+        """Return the next output of the producer; the other thread may send a part of it
+        meanwhile.
+        """
         self._began = time.perf_counter()
         self._lane = lane
         self._num_taken += 1
@@ -808,7 +810,7 @@ def made_worker(
     preamble: dict[str, Any],
     turns: Turns | None = None,
 ) -> Worker:
-    """A worker for the task in ``payload``, which is loaded.
+    """Return a worker for the task in ``payload``, which is loaded.
 
     Raises:
         SystemExit: that is what the task wants.
@@ -836,7 +838,9 @@ def made_worker(
 
 
 def _load(payload: int, preamble: dict[str, Any]) -> Any:
-    """The task, from memory that all workers share; what they write to it stays their own."""
+    """Return the task, from memory that all workers share; what they write to it stays their
+    own.
+    """
     memory = memoryview(
         mmap.mmap(payload, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     )
@@ -844,7 +848,7 @@ def _load(payload: int, preamble: dict[str, Any]) -> Any:
 
 
 def load_task(setup: Any, task: Any, *buffers: Any) -> Any:
-    """The task in the parts of a ``Payload``, in the surroundings that it is to have."""
+    """Return the task in the parts of a ``Payload``, in the surroundings that it is to have."""
     with timed_imports():
         calls, values, own = pickle.loads(setup)
         for function, args in calls:

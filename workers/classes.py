@@ -1,4 +1,4 @@
-"""Classes that travel by value, with the parts that cloudpickle leaves out."""
+"""Classes that travel by value, with the parts that cloudpickle omits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _State(NamedTuple):
 
 
 def completed(cls: type, reduced: Any) -> Any:
-    """Return ``reduced``, cloudpickle's reduction of ``cls``, with the parts that it leaves out."""
+    """Return ``reduced``, cloudpickle's reduction of ``cls``, with the parts that it omits."""
     if not isinstance(reduced, tuple) or reduced[0] not in _SKELETONS:
         return reduced
     make, args, (attributes, slots), *rest, set_others = reduced

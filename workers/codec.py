@@ -1,11 +1,11 @@
 """The messages between a worker and the consumer: elements in bytes, large arrays in shared memory.
 
-An element is pickled as a whole, whatever it is. Arrays in it, wherever they are, are replaced by a
+An element of any type is pickled as a whole. Arrays in it, wherever they are, are replaced by a
 call of ``numpy.ndarray`` on a buffer: a slot of the arena if they are large, bytes in the message
 if not. So every array arrives as a plain writable ``numpy.ndarray``, and everything else as
 pickling gives it.
 
-How many elements a message has must not be seen, neither by one who changes an element nor by the
+The number of elements in a message must not be observable, neither by changing an element nor by
 elements before one that cannot be pickled or unpickled. So each is pickled by itself, and shares
 nothing with the next.
 """
@@ -73,8 +73,8 @@ class Encoder:
         self._pickler_class: type[_PlainPickler | _ByValuePickler] = _PlainPickler
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """An uninitialised array, as ``numpy.empty`` gives; a large one is in the arena and need
-        not be copied to be sent.
+        """Return an uninitialised array, as ``numpy.empty`` gives; a large one is in the arena and
+        need not be copied to be sent.
         """
         num_bytes = dtype.itemsize * int(np.prod(shape, dtype=object))
         if num_bytes < self._min_shared_bytes or dtype.hasobject:
@@ -85,7 +85,7 @@ class Encoder:
         return array
 
     def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
-        """``elements`` in a message, as many as can be sent, and ``states``, which must be
+        """Return ``elements`` in a message, as many as can be sent, and ``states``, which must be
         sendable.
         """
         self._file, self._slots, self._sent = io.BytesIO(), [], []
@@ -114,13 +114,13 @@ class Encoder:
         return Encoded(payload, self._slots, len(ends) - 1, failure)
 
     def encode_state(self, state: Any) -> bytes:
-        """A state, or ``None``, as the payload of a message without elements (see
+        """Return a state, or ``None``, as the payload of a message without elements (see
         ``decode_other``).
         """
         return b"" if state is None else dumps(state)
 
     def encode_error(self, error: BaseException) -> bytes:
-        """An error, as the payload of a message of the kind ``ERROR``."""
+        """Return an error, as the payload of a message of the kind ``ERROR``."""
         return encode_error(error)
 
     def forget_allocated(self) -> None:
@@ -208,8 +208,8 @@ class _ByValuePickler(CloudPickler):
 def decode(
     payload: Any, slots: list[Slot], reader: ArenaReader
 ) -> tuple[list[Any], Any, Exception | None]:
-    """The elements of a message, as many as can be unpickled; the states; and what the next element
-    raised.
+    """Return the elements of a message, as many as can be unpickled; the states; and what the next
+    element raised.
 
     Large arrays look at the slots.
     """

@@ -1,7 +1,7 @@
 """The current work of a worker, in memory that outlives it: if it dies, the consumer learns which
 elements may be the cause.
 
-The first page of a worker's arena is a table of entries: who is at work, and the range of what it
+The first page of a worker's arena is a table of entries: the thread at work, and the range that it
 works on. Threads of the worker write, each its own entry; the consumer reads when the worker has
 died.
 """
@@ -13,18 +13,18 @@ import os
 import struct
 from typing import NamedTuple
 
-_ENTRY = struct.Struct("<qqq")  # who, plus 2, so that 0 means no reader; start; stop
+_ENTRY = struct.Struct("<qqq")  # the reader, plus 2, so that 0 means no reader; start; stop
 _NUM_ENTRIES = 128
 LOG_BYTES = _NUM_ENTRIES * _ENTRY.size
 _NUM_OWN = 32  # of the thread that the worker runs in; the others are for threads that work ahead
 
-# who computes the next outputs: their range counts from the one after the last that was sent
+# the thread that computes the next outputs; their range starts after the last one that was sent
 OUTPUTS = -1
 _MAX_ROOTS = 1 << 16  # of a lane
 
 
 def who_reads(lane: int, root: int) -> int:
-    """The index of the reader of a lane, if there may be several."""
+    """Returns the index of the reader of a lane, if there may be several."""
     return lane * _MAX_ROOTS + root
 
 
@@ -88,7 +88,7 @@ class CrashJournal:
 
 
 def read_entries(fd: int) -> list[Entry]:
-    """The entries of a worker that has died.
+    """Returns the entries of a worker that has died.
 
     Args:
         fd: file descriptor of its arena.

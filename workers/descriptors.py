@@ -17,8 +17,8 @@ def close_all(fds: list[int]) -> None:
 
 
 def above_standard(fd: int, stack: contextlib.ExitStack) -> int:
-    """The descriptor or, in a program whose standard streams are closed, a copy that is not in
-    their place.
+    """Returns the descriptor or, in a program whose standard streams are closed, a copy that is not
+    in their place.
     """
     if fd > 2:
         return fd

@@ -5,9 +5,9 @@ leaves held forever.
 
 Guarantees:
 
-1. No call waits longer than it says, whatever has interrupted calls before it, in this thread or
+1. No call waits longer than it says, regardless of interrupts of calls before it, in this thread or
    another one.
-2. How the process ended is not lost by an interrupt: it is asked for and kept in one call of a
+2. How the process ended is not lost by an interrupt: it is requested and stored in one call of a
    function of C, in the middle of which no handler runs.
 3. A process that has ended is sent no signal: another one may have its number by now.
 """
@@ -63,7 +63,7 @@ class Process(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """It is no process of this one, which was forked from its owner."""
+        """Drop the process after a fork: the child does not own it."""
 
     def is_gone(self) -> bool:
         """Return True if the process runs no more, even if its exit status is not known yet."""
@@ -78,7 +78,7 @@ class Process(ABC):
         return _becomes_true(self.is_gone, seconds)
 
     def how_it_ended(self) -> str:
-        """In words."""
+        """Return in words how the process ended."""
         code = self.exit_code
         if code is None:
             return (

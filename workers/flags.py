@@ -18,8 +18,8 @@ def is_absl_flags(obj: Any) -> bool:
 
 
 def flag_values() -> dict[str, Any]:
-    """The flags of this process that do not have their default value, if it uses absl and has
-    parsed its flags.
+    """Returns the flags of this process that do not have their default value, if it uses absl and
+    has parsed its flags.
     """
     flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
     if flags is None or not flags.is_parsed():
@@ -47,7 +47,7 @@ def set_flags(values: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 def own_flags() -> dict[str, Any]:
-    """The flags that the main module defines."""
+    """Returns the flags that the main module defines."""
     flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
     own = () if flags is None else flags.flags_by_module_dict().get(sys.argv[0], ())
     return {flag.name: flag.value for flag in own if _can_be_pickled(flag.value)}

@@ -18,11 +18,12 @@ Guarantees:
 3. ``fork`` does not wait, also while the fork server starts. Where there will be no worker, because
    the fork server has died or the system lets it fork none, the process has ended and was not born;
    its owner starts one directly then, unnoticed. The same holds for a worker that is not forked
-   within a second, because the fork server is stopped (by a debugger, say), or within five seconds,
-   because the fork server is still starting. That fork server is asked for no other worker.
-4. Only the fork server knows a worker's id for certain, as the one who waits for it. So it sends
-   the signals; and it writes ids and ends of workers into memory that this process reads, as often
-   as it likes: no interrupt loses them, and no lock is taken.
+   within a second, because the fork server is stopped (such as by a debugger), or within five
+   seconds, because the fork server is still starting. That fork server is asked for no other
+   worker.
+4. Only the fork server knows a worker's id for certain, as the process that waits for it. So it
+   sends the signals; and it writes ids and ends of workers into memory that this process reads, as
+   often as it likes: no interrupt loses them, and no lock is taken.
 5. Ending a worker does not depend on the fork server: the kernel kills the worker when its lifeline
    is closed, and ``/proc`` shows that it is gone.
 6. Workers whose fork server has died count as lost at once. Their owner has others take over, from
@@ -71,8 +72,8 @@ _INHERITED = (
 
 
 def inherited_environment(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
-    """All that a process inherits when it starts and cannot change later; ``None`` where none can
-    be forked.
+    """Return all that a process inherits when it starts and cannot change later; ``None`` where
+    none can be forked.
     """
     if sys.platform != "linux":  # on macOS, system libraries do not survive it
         return None
@@ -103,7 +104,7 @@ def _run_state(process_id: int) -> str:
 
 
 def _is_terminal(fd: int) -> bool | None:
-    """``None``: it is closed."""
+    """Return true for a terminal, ``None`` for a closed descriptor."""
     try:
         os.fstat(fd)
     except OSError:
@@ -186,7 +187,7 @@ class ForkServer:
         return _run_state(self._process.process_id) in "Tt"
 
     def fork(self, fds: Sequence[int], index: int, count: int) -> Process | None:
-        """A worker, soon; ``None`` if none is available.
+        """Return a worker, soon; ``None`` if none is available.
 
         Args:
             fds: its connection, arena, payload and lifeline.
@@ -228,7 +229,7 @@ class ForkServer:
             )
 
     def record(self, slot: int) -> tuple[int, int]:
-        """The record that it wrote about a worker; see ``RECORD``."""
+        """Return the record that it wrote about a worker; see ``RECORD``."""
         for ledger in self._fds[1:]:
             data = os.pread(ledger, RECORD.size, slot * RECORD.size)
             return RECORD.unpack(data.ljust(RECORD.size, b"\0"))
@@ -239,11 +240,11 @@ class ForkServer:
         return self._is_closed
 
     def begin_close(self) -> None:
-        """It must not be used any more."""
+        """Refuse further use."""
         self._is_closed = True
 
     def reopen(self) -> None:
-        """A thread has joined before it was shut."""
+        """Allow use again: a thread has joined before it was shut."""
         self._is_closed = False
 
     def finish_close(self, deadline: float) -> None:
@@ -253,7 +254,7 @@ class ForkServer:
         self._close_descriptors()
 
     def forget(self) -> None:
-        """In a forked process: lets go of what belongs to the other one."""
+        """Drop what belongs to the parent, in a forked process."""
         self._is_closed = True
         self._process.forget()
         self._close_descriptors()
@@ -267,7 +268,7 @@ class ForkedProcess(Process):
     """A process that a fork server has forked, or is about to.
 
     Args:
-        fork server: who does so.
+        fork_server: the server that forks it.
         slot: where it writes about this one.
     """
 

@@ -97,7 +97,7 @@ class _Template:
         os.pwrite(self._ledger, RECORD.pack(process_id, end), slot * RECORD.size)
 
     def _obey(self) -> Worker | None:
-        """Does what is asked for; in a new worker, returns what it is."""
+        """Executes a request; in a new worker, returns its description."""
         data, fds, _, _ = socket.recv_fds(self._connection, FORK.size, _MAX_FDS)
         if not data:
             end_process(0)

@@ -10,8 +10,8 @@ from typing import Any
 
 
 def log_settings() -> dict[str, Any] | None:
-    """The settings with which this program logs to the terminal: format and levels; ``None`` if it
-    does not. Plain data.
+    """Returns the settings with which this program logs to the terminal: format and levels;
+    ``None`` if it does not. Plain data.
     """
     root = logging.getLogger()
     streams = (sys.stderr, sys.stdout)

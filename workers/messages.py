@@ -20,8 +20,8 @@ END = 2  # there are no more elements in the lane
 ERROR = 3  # what the next element of the lane raises
 SKIPPED = 4  # the state of the lane after an element that was skipped
 STARTED = 5  # the last start has been noticed
-REPORT = 6  # whatever somebody who watches the worker has it say
-PASSED = 7  # what the worker was told to be careful about is behind it
+REPORT = 6  # what an observer of the worker requested
+PASSED = 7  # the worker has passed the elements in quarantine
 LEFT = 8  # the worker computes the lane no more, and has sent all that it computed of it
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 

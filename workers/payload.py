@@ -98,7 +98,7 @@ class Payload:
         self.environment = {name: value for name, value in variables.items() if value is not None}
 
     def pack(self) -> int:
-        """A file descriptor of memory that holds all of it."""
+        """Returns a file descriptor of memory that holds all of it."""
         fd = open_memory("gristmill-task")
         try:
             for start, part in zip(self._starts, self.parts, strict=True):

@@ -102,7 +102,7 @@ def _class_named(name: str) -> type:
 
 
 def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """``value`` pickled, by value what cannot be imported; raises whatever makes that
+    """Return ``value`` pickled, by value what cannot be imported; raises any error that makes that
     impossible.
     """
     file = io.BytesIO()

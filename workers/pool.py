@@ -65,7 +65,7 @@ class WorkerPool:
         return 1 + NUM_DESCRIPTORS * self._count
 
     def worker(self, index: int) -> WorkerHandle:
-        """The worker, or a new process in its place if it has died or its connection was
+        """Return the worker, or a new process in its place if it has died or its connection was
         interrupted.
         """
         if not self.workers[index].is_alive():
@@ -122,7 +122,7 @@ class WorkerPool:
         registry.close([self])
 
     def begin_close(self) -> None:
-        """It must not be used any more."""
+        """Refuse further use."""
         self._is_closed = True
 
     def finish_close(self, deadline: float) -> None:
@@ -134,7 +134,7 @@ class WorkerPool:
             registry.leave_fork_server(fork_server, self)
 
     def forget(self) -> None:
-        """In a forked process: lets go of what belongs to the other one."""
+        """Drop what belongs to the parent, in a forked process."""
         self._is_closed = True
         for worker in self.workers:
             worker.forget()

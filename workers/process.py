@@ -4,8 +4,8 @@ Guarantees:
 
 1. ``receive`` returns the worker's next message or raises ``WorkerDied``, no later than a second
    after the process has ended, for any reason. No code waits for a worker in any other way.
-2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say)
-   leaves ``usable`` false: bytes may be lost, and a new process has to take over.
+2. An exception that interrupts ``receive`` or ``start`` (such as a ``KeyboardInterrupt``) leaves
+   ``usable`` false: bytes may be lost, and a new process has to take over.
 3. ``stop`` waits only for a limited time; afterwards the process runs no more. Its exit status has
    been collected, unless the fork server that has forked it is stopped. Killing it needs no fork
    server: the kernel kills a process whose lifeline is closed. After an interrupt, ``stop`` does
@@ -98,7 +98,7 @@ class _Bytes:
 
     def _is_gone(self, error: OSError) -> bool:
         """True if the other side has ended, or another thread is stopping this one: it has taken
-        what was to be read.
+        the data to read.
         """
         return isinstance(error, ConnectionError | BlockingIOError) or self._socket.fileno() < 0
 
@@ -187,7 +187,7 @@ class WorkerHandle(_Bytes):
         Args:
             states: of each lane that it is to produce, in the order in which they are needed;
                 ``None`` is the beginning.
-            skip: leave out the next element of the first lane, and send the state after it.
+            skip: skip the next element of the first lane, and send the state after it.
             care: what to be careful about.
         """
         # a state may have a class of __main__
@@ -226,12 +226,12 @@ class WorkerHandle(_Bytes):
         self.usable = True
 
     def unfinished(self) -> list[Entry]:
-        """The entries on which the process works, or worked when it died."""
+        """Return the entries on which the process works, or worked when it died."""
         return read_entries(self._fds[0]) if self._fds else []
 
     def incident(self) -> Any:
-        """The incident of its death, shared with the other consumers that it worked for; ``None``
-        if there are none.
+        """Return the incident of its death, shared with the other consumers that it worked for;
+        ``None`` if there are none.
         """
         return None
 
@@ -373,7 +373,7 @@ class WorkerHandle(_Bytes):
         self._send(COMMAND.pack(TAKEN, self.generation, len(slots) * SLOT.size) + pack_slots(slots))
 
     def _death(self) -> WorkerDied | WorkerBusy:
-        """The error that a waiting consumer gets when the process has ended."""
+        """Return the error that a waiting consumer gets when the process has ended."""
         if not self._process.wait(_EXIT_SECONDS):
             self.usable = False
             return WorkerDied("closed its connection")
@@ -429,7 +429,7 @@ def _poll(connection: socket.socket, events: int, seconds: float) -> int:
 
 
 def missing_calls() -> list[str]:
-    """The calls that worker processes need and this system (Windows) lacks."""
+    """Return the calls that worker processes need and this system (Windows) lacks."""
     return [
         f"{module.__name__}.{name}"
         for module, name in ((os, "pread"), (select, "poll"))

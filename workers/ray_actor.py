@@ -100,7 +100,7 @@ class Channel:
         self._num_sent = self._bytes_sent = 0
         self._num_wanted = self._bytes_taken = 0
 
-    def tell(self, commands: Sequence[Command]) -> None:
+    def post(self, commands: Sequence[Command]) -> None:
         """Handles a command of the consumer."""
         self._heard = time.monotonic()
         for command in commands:
@@ -175,8 +175,8 @@ class Channel:
         )
 
     def messages(self) -> Iterator[Any]:
-        """The messages to the consumer; a caller that takes the next one has stored the previous
-        one.
+        """Yields the messages to the consumer; a caller that takes the next one has stored the
+        previous one.
         """
         while True:
             while self._outbox is None and not self._is_closed:
@@ -205,14 +205,14 @@ class Actor:
         self._ended: deque[bytes] = deque(maxlen=1024)
 
     def place(self) -> tuple[str, int]:
-        """Its node, the address and the beginning of what Ray calls it, and its process."""
+        """Returns its node, the address and the beginning of what Ray calls it, and its process."""
         return (
             f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:6]})",
             os.getpid(),
         )
 
     def stacks(self) -> str:
-        """The stacks of its workers."""
+        """Returns the stacks of its workers."""
         names = {
             thread.ident: thread.name
             for thread in threading.enumerate()
@@ -225,14 +225,14 @@ class Actor:
         ]
         return "\n".join(texts)
 
-    def tell(self, session: bytes, commands: Sequence[Command]) -> None:
+    def post(self, session: bytes, commands: Sequence[Command]) -> None:
         """Passes on what the consumer of a session says."""
         channel = self._channel(session)
         if channel is not None:
-            channel.tell(commands)
+            channel.post(commands)
 
     def messages(self, session: bytes, index: int, count: int, payload: list[Any]) -> Iterator[Any]:
-        """The messages of a worker that runs a task. The commands of the session control it.
+        """Yields the messages of a worker that runs a task. The commands of the session control it.
 
         Args:
             session: its name.
@@ -249,7 +249,7 @@ class Actor:
         try:
             yield from channel.messages()
         finally:
-            channel.tell([(CLOSE, 0, None)])
+            channel.post([(CLOSE, 0, None)])
             with self._lock:
                 self._channels.pop(session, None)
                 self._ended.append(session)
@@ -298,13 +298,13 @@ def _serve(channel: Channel, index: int, count: int, payload: Any, place: str) -
 
 _METHODS: dict[str, dict[str, Any]] = {
     "messages": {"concurrency_group": "messages"},
-    "tell": {"concurrency_group": "commands"},
+    "post": {"concurrency_group": "commands"},
 }
 
 
 def actor_class() -> Callable[..., Any]:
-    """``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long as it
-    lasts; commands have one alone, which keeps them in order.
+    """Returns ``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long
+    as it lasts; commands have one alone, which keeps them in order.
     """
     for name, options in _METHODS.items():
         setattr(Actor, name, ray.method(**options)(vars(Actor)[name]))

@@ -50,12 +50,14 @@ def connected() -> Any:
 
 @cache
 def _user_of_ray() -> int:
-    """The process that uses Ray, as one that is forked from it must not."""
+    """Returns the process that uses Ray, as one that is forked from it must not."""
     return os.getpid()
 
 
 def cluster_cpus() -> int:
-    """The number of CPUs of the cluster to which this program is connected; 0 without one."""
+    """Returns the number of CPUs of the cluster to which this program is connected; 0 without
+    one.
+    """
     ray = sys.modules.get("ray")
     return (
         int(ray.cluster_resources().get("CPU", 0))

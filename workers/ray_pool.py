@@ -2,7 +2,7 @@
 
 Guarantees:
 
-1. Actors and what they have sent belong to this process: they end with it, by whatever cause, since
+1. Actors and what they have sent belong to this process: they end with it, for any reason, since
    Ray ends what belongs to a process that is gone. Those of a pool without a name end with the
    pool, which ends as one of processes does (see ``pool``): within 5 s after the iterator was
    dropped or has ended, unless another iterator of the dataset takes them over.
@@ -40,7 +40,7 @@ _named: dict[str, Any] = {}
 
 
 class _ActorSlot:
-    """An actor that is asked for, again if it is lost.
+    """An actor that is requested, again if it is lost.
 
     Args:
         index: its number.
@@ -169,7 +169,7 @@ class RayPool:
                 ray.kill(slot.actor)
 
     def available(self) -> list[int]:
-        """The actors that are there.
+        """Returns the actors that are there.
 
         Raises:
             RuntimeError: none can be started, or Ray was shut down.
@@ -209,7 +209,9 @@ class RayPool:
         )
 
     def worker(self, index: int) -> RayWorker:
-        """The worker in an actor that is there, or a new one in the place of one that has died."""
+        """Returns the worker in an actor that is there, or a new one in the place of one that has
+        died.
+        """
         worker = self._workers.get(index)
         if worker is None or not worker.is_alive():
             if worker is not None:
@@ -224,7 +226,7 @@ class RayPool:
         return worker
 
     def lose(self, index: int) -> None:
-        """The actor has died."""
+        """Handles the death of an actor."""
         self.let_go(index)
         if index < len(self._slots):
             self._slots[index].ask()
@@ -247,7 +249,7 @@ class RayPool:
         registry.close([self])
 
     def begin_close(self) -> None:
-        """It must not be used any more."""
+        """Refuses further use."""
         self._is_closed = True
 
     def finish_close(self, deadline: float) -> None:
@@ -258,7 +260,7 @@ class RayPool:
         self._payload = None
 
     def forget(self) -> None:
-        """In a forked process: lets go of what belongs to the other one."""
+        """Drops what belongs to the parent, in a forked process."""
         self._is_closed = True
         for worker in self.workers:
             worker.forget()
@@ -270,5 +272,5 @@ def _is_equal(part: Any, other: Any) -> bool:
 
 
 def _resources() -> tuple[dict[str, float], dict[str, float]]:
-    """Of the cluster, all and those that are free."""
+    """Returns all resources of the cluster, and the free ones."""
     return ray.cluster_resources(), ray.available_resources()

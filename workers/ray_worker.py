@@ -2,8 +2,8 @@
 
 Guarantees, besides those of ``WorkerProcess``:
 
-1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that there
-   will be none, because the actor, its node or the object has been lost, or ``WorkerSilent``.
+1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that it
+   will not come, because the actor, its node or the object has been lost, or ``WorkerSilent``.
 2. A message is the consumer's when it is returned. The actor learns of it later, at the latest
    ``_LATE_SECONDS`` after this has begun to wait for more, and at once where it may need to know.
 """
@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.25
 # without a needed message before the actor is notified: a notification costs as much as a message
 _LATE_SECONDS = 0.02
 # of the bytes that may be ahead, this part may have been taken without the actor's knowing
-_UNTOLD_SHARE = 4
+_UNREPORTED_SHARE = 4
 
 
 class _Reader:
@@ -79,7 +79,7 @@ class RayWorker:
         self._death: str | None = None
         self._has_answered = False
         self._answer_by: float | None = None
-        self._num_received = self._bytes_taken = self._bytes_told = 0
+        self._num_received = self._bytes_taken = self._bytes_reported = 0
         self._num_wanted = 0
         self._num_bytes = 0  # of the last message
 
@@ -89,7 +89,7 @@ class RayWorker:
         return f"on node {self.node}, process {self.process_id}"
 
     def stacks(self) -> str:
-        """The stacks of its threads; empty if it does not answer."""
+        """Return the stacks of its threads; empty if it does not answer."""
         with contextlib.suppress(ray.exceptions.RayError):
             return str(ray.get(self._actor.stacks.remote(), timeout=_STACKS_SECONDS))
         return ""
@@ -101,8 +101,8 @@ class RayWorker:
         """See ``WorkerProcess.start``."""
         self.generation += 1
         self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
-        self._num_received = self._bytes_taken = self._bytes_told = self._num_wanted = 0
-        self._tell(START, (self.budget, dumps((states, skip, quarantine, self.is_for_another))))
+        self._num_received = self._bytes_taken = self._bytes_reported = self._num_wanted = 0
+        self._post(START, (self.budget, dumps((states, skip, quarantine, self.is_for_another))))
         self.is_for_another = False
 
     def has_sent(self) -> bool:
@@ -112,10 +112,12 @@ class RayWorker:
 
     def call(self, function: bytes) -> None:
         """See ``WorkerProcess.call``."""
-        self._tell(CALL, function)
+        self._post(CALL, function)
 
     def unfinished(self) -> list[Entry]:
-        """The entries on which the actor works: always empty, as its memory cannot be read."""
+        """Return the entries on which the actor works: always empty, as its memory cannot be
+        read.
+        """
         return []
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
@@ -143,8 +145,8 @@ class RayWorker:
             if kind == OUTPUTS
             else decode_other(kind, bytes(payload))
         )
-        if (self._bytes_taken - self._bytes_told) * _UNTOLD_SHARE >= self.budget:
-            self._tell_taken()
+        if (self._bytes_taken - self._bytes_reported) * _UNREPORTED_SHARE >= self.budget:
+            self._report_taken()
         self.usable = True
         return kind, lane, content
 
@@ -172,32 +174,32 @@ class RayWorker:
             now = time.monotonic()
             if self._num_wanted <= self._num_received:
                 self._num_wanted = self._num_received + 1
-                self._tell_taken()
+                self._report_taken()
             elif self._answer_by is not None and now > self._answer_by:
                 raise WorkerBusy
             elif deadline is not None and now > deadline:
                 raise WorkerSilent
 
     def _patience(self) -> float:
-        """The time to wait for a message before other work: zero if the actor may wait for
+        """Return the time to wait for a message before other work: zero if the actor may wait for
         permission to send it.
         """
         if self._num_wanted > self._num_received:
             return _LOOK_SECONDS
-        is_stuck = self._bytes_taken - self._bytes_told + self._num_bytes > self.budget
+        is_stuck = self._bytes_taken - self._bytes_reported + self._num_bytes > self.budget
         return 0 if is_stuck else _LATE_SECONDS
 
     def _die(self, how: str) -> None:
         self._death = how
 
-    def _tell_taken(self) -> None:
-        self._bytes_told = self._bytes_taken
-        self._tell(TAKEN, (self._num_wanted, self._bytes_taken))
+    def _report_taken(self) -> None:
+        self._bytes_reported = self._bytes_taken
+        self._post(TAKEN, (self._num_wanted, self._bytes_taken))
 
-    def _tell(self, kind: int, content: Any) -> None:
+    def _post(self, kind: int, content: Any) -> None:
         command: Command = kind, self.generation, content
         try:
-            self._actor.tell.remote(self._session, [command])
+            self._actor.post.remote(self._session, [command])
         except Exception as error:
             # it is gone, or its cluster is: the next to receive will learn that, too
             self._die(f"was lost: {_first_line(error)}")
@@ -209,7 +211,7 @@ class RayWorker:
         """Notifies the actor that this session is over, without waiting."""
         self.usable = False
         if self._death is None and ray.is_initialized():
-            self._tell(CLOSE, None)
+            self._post(CLOSE, None)
         self._death = self._death or "was closed"
         self._stream = None
 
@@ -219,7 +221,7 @@ class RayWorker:
             self.begin_close()
 
     def forget(self) -> None:
-        """In a forked process: lets go of what belongs to the other one."""
+        """Drop what belongs to the parent, in a forked process."""
         self.usable, self._death = False, "belongs to another process"
 
 

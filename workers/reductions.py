@@ -45,7 +45,7 @@ def is_importable(obj: Any) -> bool:
 
 
 def _code(code: CodeType) -> Reduced:
-    """Reduces code with the name of its file, which cloudpickle leaves out and tracebacks show."""
+    """Reduces code with the name of its file, which cloudpickle omits and tracebacks show."""
     return _code_in_file, (_reduce_code(code)[1], code.co_filename)
 
 

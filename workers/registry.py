@@ -1,4 +1,4 @@
-"""The pools of this process: who may use them again, and when they end.
+"""The pools of this process: their reuse, and when they end.
 
 Guarantees:
 
@@ -72,7 +72,7 @@ class Pool(Protocol):
         """
 
     def forget(self) -> None:
-        """In a forked process: drop what belongs to the other one."""
+        """Drop what belongs to the parent, in a forked process."""
 
 
 class _Leaving:
@@ -233,7 +233,7 @@ class Registry:
         self.close([*self.pools])
 
     def forget(self) -> None:
-        """In a forked process: all of this belongs to the other one."""
+        """Drop all pools in a forked process: they belong to the parent."""
         self._begin()  # a thread of the other one may hold the locks
         for pool in [*self.pools]:
             pool.forget()
@@ -242,8 +242,8 @@ class Registry:
         self._fork_servers.clear()
 
     def share_memory(self) -> None:
-        """Before a fork: the new process will see what is in shared memory, and cannot tell when it
-        no longer does.
+        """Called before a fork: the new process will see what is in shared memory, and cannot
+        detect when it no longer does.
         """
         for pool in [*self.pools]:
             for worker in pool.workers:
@@ -343,7 +343,7 @@ class Registry:
         return server
 
     def leave_fork_server(self, server: ForkServer, user: object) -> None:
-        """``user`` no longer needs the server."""
+        """Release the server, which ``user`` no longer needs."""
         server.leave(user)
         self._release_server(server)
 

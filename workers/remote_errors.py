@@ -4,7 +4,7 @@ An exception is taken apart into its class, its arguments, its fields (what buil
 ``__slots__`` hold, the links to other exceptions among them), its ``__dict__`` and the places of
 its frames. It is put together again without its constructor, whose arguments are unknown.
 
-1. ``encode_error`` never raises, whatever the code of the exception and of its arguments does.
+1. ``encode_error`` never raises, even if the code of the exception or of its arguments does.
 2. ``decode_error`` never raises either, and what it returns is of the original's type wherever that
    can be had.
 3. Each part travels by itself: one that cannot does no harm to the others. A ``LostValue`` has its
@@ -43,7 +43,7 @@ _MAX_ERRORS = 1000  # that hang together
 _MAX_BYTES = 1 << 26
 
 _HEAPTYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not one of the types that are compiled into Python
-# its descriptors get and set what a class may hide or forbid (a frozen one, say)
+# its descriptors get and set what a class may hide or forbid (such as a frozen one)
 _BASE: Any = vars(BaseException)
 _GROUP: Any = vars(BaseExceptionGroup)
 _NOT_FIELDS = {"args", "__dict__", "__traceback__", "__class__", "__weakref__"}
@@ -93,7 +93,7 @@ def encode_error(error: BaseException, skip_frames: int = 0) -> bytes:
 
     Args:
         error: any exception.
-        skip_frames: how many outermost frames of its traceback to leave out.
+        skip_frames: number of outermost frames of its traceback to omit.
     """
     try:
         return pickle.dumps(_Encoder(error).nodes(skip_frames))
@@ -152,7 +152,9 @@ class _Encoder:
         )
 
     def _maker(self, error: BaseException) -> _Part:
-        """Of the class, or else of the exception in the way that it wants itself to be pickled."""
+        """Returns the part that makes the class, or else the exception as it wants to be
+        pickled.
+        """
         part: _Part = ""
         with contextlib.suppress(BaseException):
             recipe = (type(error), *_group_args(error))
@@ -256,7 +258,7 @@ class _ErrorUnpickler(pickle.Unpickler):
 
 
 def _safely(otherwise: _T, function: Callable[..., _T], *args: Any) -> _T:
-    """For what runs code of users, which may raise anything."""
+    """Calls code of users, which may raise anything: then returns ``otherwise``."""
     try:
         return function(*args)
     except BaseException:
@@ -264,7 +266,7 @@ def _safely(otherwise: _T, function: Callable[..., _T], *args: Any) -> _T:
 
 
 def _blank(cls: Any, *args: Any) -> Any:
-    """An instance of ``cls`` that only the ``__new__`` of a built-in type has seen."""
+    """Returns an instance of ``cls`` that only the ``__new__`` of a built-in type has seen."""
     base = cls
     while base.__flags__ & _HEAPTYPE:
         base = base.__base__

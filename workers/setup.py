@@ -42,10 +42,10 @@ def preload(*modules: str) -> None:
 
 
 def preloaded() -> list[str]:
-    """The modules so far."""
+    """Returns the modules so far."""
     return [*_preloaded]
 
 
 def setup_calls() -> list[Call]:
-    """The calls so far, and in which order."""
+    """Returns the calls so far, and in which order."""
     return [*_calls]

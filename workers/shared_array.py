@@ -1,6 +1,6 @@
 """Arrays that several processes share: only a name travels between them.
 
-1. The memory of an array, of its views and of whatever else uses them stays mapped as long as one
+1. The memory of an array, of its views and of all other users stays mapped as long as one
    of them exists, also if a process unlinks the block's name, closes ``.shm``, or ends.
 2. The name is freed once: by ``unlink_on_del`` when the array and all its views are gone, by
    ``close_and_unlink_shm``, or else when the process that made the block ends. A child of
@@ -141,8 +141,8 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def from_shared_memory(cls, shm: SharedMemory, shape: Any, dtype: npt.DTypeLike) -> Self:
-        """An array over an open block: over its first bytes, if the block is larger. It keeps
-        ``shm`` open.
+        """Returns an array over an open block: over its first bytes, if the block is larger. It
+        keeps ``shm`` open.
 
         Args:
             shm: the block. If its owner closes it, the array keeps the memory.
@@ -177,7 +177,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> Self:
-        """The array that ``metadata`` describes, attached: both see each other's writes.
+        """Returns the array that ``metadata`` describes, attached: both see each other's writes.
 
         Raises:
             FileNotFoundError: the block has been unlinked, or never was.
@@ -186,7 +186,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
-        """From now on, blocks are closed and unlinked by threads in the background; freeing large
+        """Has blocks closed and unlinked by threads in the background from now on; freeing large
         ones takes a while.
 
         There is one pool of threads in a process: later calls keep the first one. It does not keep
@@ -212,7 +212,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
         Raises:
             AssertionError: the array is a copy and shares nothing.
-            ValueError: it is a view of a part, or in another order: the block's name does not tell
+            ValueError: it is a view of a part, or in another order: the block's name does not say
                 which.
         """
         if self._block is None:
@@ -229,8 +229,8 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         return SharedMemoryArrayMetadata(self._block.shm.name, self.shape, self.dtype)
 
     def unlink_on_del(self) -> None:
-        """This process frees the block when the array and all its views are gone, at the latest
-        when the process ends.
+        """Makes this process free the block when the array and all its views are gone, at the
+        latest when the process ends.
 
         Called on a view, it means the block all the same; a copy has nothing to free. Unpickling or
         attaching gives an array of its own, for which this is off.

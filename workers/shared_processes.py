@@ -57,20 +57,20 @@ class Incident:
 
     def __init__(self, suspects: set[SharedWorker]) -> None:
         self.suspects = suspects
-        self.is_told = False  # the reason is known or was reported
+        self.is_reported = False  # the reason is known or was reported
 
     def concerns(self, worker: SharedWorker) -> bool:
         """True if the work of ``worker`` may be the reason."""
-        return worker in self.suspects or not (self.suspects or self.is_told)
+        return worker in self.suspects or not (self.suspects or self.is_reported)
 
     def is_for(self, worker: SharedWorker) -> bool:
         """True if ``worker``, which has repeated its work, reports the death of the process. It is
         asked once.
         """
         self.suspects.discard(worker)
-        is_last, self.is_told = (
-            not (self.suspects or self.is_told),
-            self.is_told or not self.suspects,
+        is_last, self.is_reported = (
+            not (self.suspects or self.is_reported),
+            self.is_reported or not self.suspects,
         )
         return is_last
 
@@ -122,7 +122,7 @@ class SharedProcess(WorkerProcess):
                 socket.send_fds(self._socket, [JOIN.pack(index, count)], fds)
             except OSError as error:
                 if self._is_gone(error):
-                    return  # as who uses the worker will learn
+                    return  # the user of the worker will see that
                 if error.errno != errno.ETOOMANYREFS or self._process.has_ended():
                     raise
                 time.sleep(_RETRY_SECONDS)
@@ -130,7 +130,7 @@ class SharedProcess(WorkerProcess):
                 return
 
     def how_it_failed(self) -> str:
-        """The error message of a failed start; empty if it did not fail."""
+        """Returns the error message of a failed start; empty if it did not fail."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._failure += data
@@ -140,7 +140,7 @@ class SharedProcess(WorkerProcess):
         )
 
     def incident(self) -> Incident:
-        """The incident of its death, the same object for all."""
+        """Returns the incident of its death, the same object for all."""
         suspects = {worker for worker in [*self.workers] if worker.unfinished()}
         found: Incident = vars(self).setdefault("_incident", Incident(suspects))
         return found
@@ -272,7 +272,7 @@ class SharedProcesses:
         self._process_id = os.getpid()
 
     def acquire(self, payload: Payload, count: int, owner: object | None) -> SharedPool:
-        """A pool of ``count`` workers that run the task; see ``pool.acquire``."""
+        """Returns a pool of ``count`` workers that run the task; see ``pool.acquire``."""
         check_system()
         make = partial(SharedPool, self, payload, count)
         pool = registry.acquire(make, lambda pool: pool.fits(payload, count), SharedPool, owner)
@@ -295,8 +295,8 @@ class SharedProcesses:
     def open(
         self, pool: SharedPool, index: int, count: int, payload: int, fork_server: ForkServer | None
     ) -> SharedWorker:
-        """A worker, in a new process if there may be one more, which is forked from ``fork_server``
-        if there is one.
+        """Returns a worker, in a new process if there may be one more, which is forked from
+        ``fork_server`` if there is one.
         """
         with self._own_lock():
             self._most_workers = max(self._most_workers, count)

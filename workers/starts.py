@@ -12,10 +12,10 @@ from gristmill.workers.setup import BOOT
 
 
 def interpreter() -> list[str]:
-    """Which interpreter, with the flags of this one.
+    """Returns which interpreter, with the flags of this one.
 
     Raises:
-        RuntimeError: there is none to run.
+        RuntimeError: there is no interpreter to run.
     """
     # Programs that embed Python name an interpreter to multiprocessing.
     spawn = sys.modules.get("multiprocessing.spawn")

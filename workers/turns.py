@@ -92,8 +92,8 @@ class Turns:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """A context in which a thread waits for other threads of its own; another worker may take its
-    turn, if it has one.
+    """Yields a context in which a thread waits for other threads of its own; another worker may
+    take its turn, if it has one.
     """
     turns: Turns | None = getattr(_of_thread, "turns", None)
     if turns is None:

@@ -19,7 +19,7 @@ from questions.worker_batches import ENDLESS, Images
 from workload import Measured, Workload
 
 NUM_LANES = 16
-AUTO_SECONDS = 10  # from here on, the number is to be found
+AUTO_SECONDS = 10  # after which the number must be found
 SECONDS = 4
 SWEEP_SECONDS = 1.5
 WARM_UP_SECONDS = 0.7

@@ -16,7 +16,7 @@ MANY = 10_000_000
 RECORDS = 20_000
 MAX_TOKENS = 65_536
 BUCKETS = 8
-# bucket_boundaries(lengths(RECORDS), BUCKETS), for those who do not have it
+# bucket_boundaries(lengths(RECORDS), BUCKETS), for libraries without it
 LIMITS = (55, 99, 152, 223, 311, 444, 646, 1000)
 
 

@@ -207,7 +207,7 @@ def bags(suffix, text):
             "≤ read_indices": lambda m: m["gristmill"] <= m["bagz.Reader.read_indices"],
             "≤ ArrayRecord": lambda m: m["gristmill"] <= m["ArrayRecord"],
         },
-        compare=False,  # the orders leave out other records
+        compare=False,  # the orders drop other records
     )
 
 

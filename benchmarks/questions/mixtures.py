@@ -5,8 +5,8 @@ threads of its own default number, and half of the components are drawn up to 10
 the others. The whole mixture may use ``THREADS`` threads, and memory for ``RECORDS_AHEAD`` records.
 The bound reads the same records in the same order with a ``ThreadPoolExecutor`` of as many threads,
 which is ``IN_FLIGHT`` records ahead. What may be there already is taken out before a round is
-timed. How many threads there are and how much memory they take is measured once, whatever the
-number of rounds.
+timed. How many threads there are and how much memory they take is measured once, for any number of
+rounds.
 """
 
 import functools
@@ -28,7 +28,7 @@ KILOBYTES = 2_048
 MEGABYTE = 1 << 20
 # of all components, or two of each: a few times what the allocator keeps for threads
 RECORDS_AHEAD = 400
-AHEAD_SECONDS = 1.0  # in which whatever may be read ahead is
+AHEAD_SECONDS = 1.0  # in which everything that may be read ahead is read
 COUNT = 1000
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -55,7 +55,7 @@ def explained_output(grain):
 
 WORKLOADS = [
     Workload(
-        name=f"batches of {ROWS}, nobody asks",
+        name=f"batches of {ROWS}, without explain",
         unit="µs",
         scale=1e6,
         count=STEPS,

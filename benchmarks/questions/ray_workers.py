@@ -1,10 +1,10 @@
 """Cost of workers on Ray beside processes of this machine and Ray Data, and the delay after the
 loss of one.
 
-All who use Ray are connected to one cluster of one node, which is bound to the loopback address and
-lasts as long as the question; where a node is removed, it is one of a cluster of its own. Elements
-are arrays that two workers make. The consumer reads one number of every page and drops an element
-before it asks for the next.
+All candidates that use Ray are connected to one cluster of one node, which is bound to the loopback
+address and lasts as long as the question; where a node is removed, it is one of a cluster of its
+own. Elements are arrays that two workers make. The consumer reads one number of every page and
+drops an element before it asks for the next.
 """
 
 import contextlib

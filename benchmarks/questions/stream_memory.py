@@ -4,8 +4,8 @@ Read from ``/proc``: Linux only. Counted is the proportional size (PSS) of the c
 processes below it, in which memory that they share counts once, less what it was after the first
 element; less than 1 MB is shown as 1 MB. One worker makes the elements, arrays of bytes that cost
 next to nothing, and reads one ahead where that can be said. The consumer reads a number of every
-page: what it has not looked at does not count as its memory. A stream is drawn once, whatever the
-number of rounds: it is the sizes that decide, not the time.
+page: what it has not looked at does not count as its memory. A stream is drawn once, for any number
+of rounds: the sizes decide, not the time.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Memory of an idle worker process, read from ``/proc``: Linux only.
 
 Resident memory (RSS) counts what processes share in each of them; the proportional size (PSS)
-divides it among them; the unique size (USS) leaves it out. Forked workers share whatever the
-process that they were forked from has imported.
+divides it among them; the unique size (USS) omits it. Forked workers share all that the process
+that they were forked from has imported.
 """
 
 import subprocess

@@ -120,7 +120,7 @@ class Idle:
 
 
 class Budget:
-    """Threads, memory, and who has what of them.
+    """Divides threads and memory among readers.
 
     Args:
         max_threads: the most threads; ``None``: 16, twice the number of CPUs, or the limit of one
@@ -139,7 +139,7 @@ class Budget:
         self.num_drawn = 0  # elements
         self.tuning: ThreadTuning | None = None  # finds the number of threads that read
         self._process_id = os.getpid()
-        self.is_flexible = max_threads is None  # there are more where somebody may use more
+        self.is_flexible = max_threads is None  # more threads are started if a stage may use more
         self.max_threads, num_bytes = _part_of(max_threads, max_bytes, num_processes)
         self.memory = Memory(num_bytes)
         self.is_held_up = False  # there is no memory for what would be read next
@@ -175,7 +175,7 @@ class Budget:
     # The methods below are called with the lock held.
 
     def settle(self) -> None:
-        """Forgets who was dismissed."""
+        """Forgets the readers that were dismissed."""
         gone: list[Drawn] = []
         while self._dismissed:
             holding = self._dismissed.popleft()
@@ -258,7 +258,7 @@ class Budget:
         # notifies the old one.
         for i, number in enumerate(numbers):
             try:
-                # Sources may tell threads apart by the number, as that of a Python executor.
+                # Sources may distinguish threads by the number, as in names of a Python executor.
                 start_thread(
                     functools.partial(self._read, number), f"gristmill-read_{number}", self._end
                 )
@@ -407,7 +407,7 @@ class Budget:
 
 
 def budget_of(options: DatasetOptions, num_processes: int = 1) -> Budget:
-    """A budget as ``options`` say."""
+    """Returns a budget as ``options`` say."""
     return Budget(options.max_threads, options.max_bytes_ahead, num_processes)
 
 

@@ -31,7 +31,7 @@ class Drawn(abc.ABC):
 
     @abc.abstractmethod
     def room(self) -> int:
-        """The number of elements that may be begun now."""
+        """Return the number of elements that may be begun now."""
 
 
 class Draws:
@@ -69,7 +69,7 @@ class Draws:
         self._weigh()
 
     def expect(self, reader: Drawn, rate: float, due: float) -> None:
-        """Elements will be drawn from ``reader`` that often, the first after ``due`` draws."""
+        """Records that ``reader`` is drawn from at ``rate``, first after ``due`` draws."""
         self._total_rate += rate - reader.rate
         reader.rate, reader.due = rate, self._clock + due
         self._max_rate = max(self._max_rate, self._rate(reader))
@@ -104,7 +104,7 @@ class Draws:
                 heapq.heappush(self._queue, (due, next(self._order), reader))
 
     def first(self) -> Drawn | None:
-        """The reader whose next element is needed first, of those that have room."""
+        """Return the reader whose next element is needed first, of those that have room."""
         if not self.are_several:
             return next((reader for reader in self._readers if reader.room()), None)
         while self._queue:

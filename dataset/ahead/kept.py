@@ -38,19 +38,19 @@ _reading = threading.local()
 
 
 class InBlocks(Protocol):
-    """A step whose elements come from the same blocks within spans of its indices."""
+    """A stage whose elements come from the same blocks within spans of its indices."""
 
     def span(self, index: int) -> range:
-        """The indices around ``index`` that share blocks."""
+        """Returns the indices around ``index`` that share blocks."""
 
     def keys(self, indices: Indices) -> Any:
-        """The parent's index of each, an array."""
+        """Returns the parent's index of each, an array."""
 
     def block(self, key: int) -> range:
-        """The parent's indices of the block that ``key`` is in."""
+        """Returns the parent's indices of the block that ``key`` is in."""
 
     def read(self, keys: Indices) -> list[Any]:
-        """The parent's elements."""
+        """Returns the parent's elements."""
 
 
 class Call:
@@ -92,7 +92,7 @@ class Call:
 
 
 def current() -> KeptBlocks | None:
-    """The block buffer of the reader for which this thread computes, or ``None``."""
+    """Returns the block buffer of the reader for which this thread computes, or ``None``."""
     call = getattr(_reading, "call", None)
     return None if call is None else call.blocks
 
@@ -121,7 +121,7 @@ class KeptBlocks:
         self._lowest = lowest
         self._holding = Holding()
         self._lock = Lock()
-        # by the stage: an index asked for alone, and the step of others
+        # by the stage: an index asked for alone, and the distance of others
         self._seen: dict[int, tuple[int, int]] = {}
         self._freed = 0  # bytes of elements that are gone, which are still counted
         self._size = 0  # bytes of an element
@@ -197,7 +197,7 @@ class KeptBlocks:
         return new
 
     def _learned(self, stage: InBlocks, index: int) -> int | None:
-        """The growth of single indices seen so far."""
+        """Returns the growth of single indices seen so far."""
         with self._lock:
             first, step = self._seen.get(id(stage), (index, 0))
             step = math.gcd(step, index - first)
@@ -307,7 +307,7 @@ class _Span:
         return self
 
     def places_in(self, block: range) -> list[int]:
-        """The places of a block's elements, the soonest first."""
+        """Returns the places of a block's elements, the soonest first."""
         first, last = np.searchsorted(self._sorted, [block.start, block.stop])
         found: list[int] = np.sort(self._by_key[first:last]).tolist()
         return found

@@ -14,12 +14,12 @@ class Holding:
 
 
 class Memory:
-    """Bytes, of which there are ``max_bytes``."""
+    """Accounts for at most ``max_bytes`` bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0  # that are held
-        self._largest = 0.0  # of an element that anybody has made
+        self._largest = 0.0  # of all elements so far
 
     def hold(self, holding: Holding, num_bytes: int) -> None:
         """Records that this many bytes more, or fewer, are held."""
@@ -34,8 +34,8 @@ class Memory:
         return was_open
 
     def affords(self, num: int, element_bytes: float) -> int:
-        """The number of elements, of ``num``, for which there is memory. While their size is
-        unknown, each may be as large as any.
+        """Returns the number of elements, of ``num``, for which there is memory. While their size
+        is unknown, each may be as large as any.
         """
         left = self.max_bytes - self.num_bytes
         needed = element_bytes or self._largest
@@ -44,8 +44,8 @@ class Memory:
         return int(left // needed) if left > 0 else 0
 
     def learned(self, before: float, now: float) -> float:
-        """The new estimate of the size of elements, from the estimate ``before`` and one element of
-        size ``now``.
+        """Returns the new estimate of the size of elements, from the estimate ``before`` and one
+        element of size ``now``.
         """
         size = (before + now) / 2 if before else now
         self._largest = max(self._largest, size)

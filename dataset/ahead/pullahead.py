@@ -5,7 +5,7 @@ Guarantees:
 1. Elements come out in the order of the stream, each once, with the position after it.
 2. No more than ``buffer_size`` elements are ready or being computed beyond those that the consumer
    has asked for.
-3. An error, or the end, comes behind the elements before it. Then the thread ends, and the iterator
+3. An error, or the end, comes after the elements before it. Then the thread ends, and the iterator
    is where the error met it.
 4. While ``_is_inside``, the iterator belongs to the thread. After ``stop`` and
    ``wait_until_outside`` the caller may use it.
@@ -119,8 +119,7 @@ class PullAhead(PullingClient):
         self._buffer_size = buffer_size
         self._budget, self._waits = budget, waits or BudgetWaits()
         self._element_bytes, self._sampling = 0.0, Sampling()
-        # One block to take from, one to be computed; but whoever asks for more is given that in
-        # long blocks.
+        # One block to take from, one to be computed; a larger request is answered in long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
         self._size = 0  # elements of the block that is being computed
@@ -242,7 +241,7 @@ class PullAhead(PullingClient):
         deadline = time.monotonic() + seconds
         while self._may_be_inside() and (left := deadline - time.monotonic()) > 0:
             self._left.wait(min(left, _LOOK_SECONDS))
-        self._left.set()  # for others who wait
+        self._left.set()  # for other threads that wait
 
     def close(self, seconds: float) -> None:
         """Stops the thread and closes the iterator, as soon as the thread is out of it; waits for

@@ -18,7 +18,7 @@ Guarantees:
    not touch the lock.
 8. No element waits for one that comes after it: a consumer that waits for ``_LATE_SECONDS`` takes
    what is finished of a block that is still being computed, and blocks that take that long are
-   shortened to the element that they are at. The rest is anybody's again.
+   shortened to the element that they are at. Any thread may compute the rest.
 
 Blocks grow while they are quick (see ``BlockSize``), and there are more threads than CPUs only
 where threads wait for something else. So storage that answers slowly is asked by many threads for
@@ -133,8 +133,8 @@ class ReadAhead(ReadingClient):
         return self._stop - self._claimed + sum([stop - start for start, stop in self._returned])
 
     def take(self, n: int) -> list[Any]:
-        """The next elements, at least one and at most ``n``; waits for them. Not to be called at
-        the end.
+        """Return the next elements, at least one and at most ``n``; waits for them. Not to be
+        called at the end.
         """
         if not self._block:
             if self._error is None:
@@ -189,7 +189,7 @@ class ReadAhead(ReadingClient):
             budget.start()
 
     def _missing(self) -> Missing | None:
-        """The resource of the budget, if any, that was too scarce to avoid the wait of the
+        """Return the resource of the budget, if any, that was too scarce to avoid the wait of the
         consumer.
         """
         budget = self.budget
@@ -396,7 +396,7 @@ class _Block:
 
     def leave(self, size: int) -> None:
         """Computes no more than the first ``size`` elements, or one more that was begun in this
-        moment, which is in vain.
+        moment, which is discarded.
         """
         self.size = size
         del self._todo[size:]
@@ -412,6 +412,6 @@ class _Block:
             deque(map(append, map(_of_pair, zip(self._todo, elements, strict=False))), maxlen=0)
             check_number(len(self._elements), self.size)
         except BaseException as error:
-            if len(self._elements) < self.size:  # else it was begun in vain
+            if len(self._elements) < self.size:  # else it is discarded
                 return error
         return None

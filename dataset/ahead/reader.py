@@ -2,8 +2,8 @@
 
 Guarantees:
 
-1. Elements come in the order of their indices. An error comes behind the elements before it, when
-   the one that failed is asked for; the next attempt computes that one again.
+1. Elements come in the order of their indices. An error comes after the elements before it, when
+   the one that failed is requested; the next attempt computes that one again.
 2. What was computed and not handed out is not computed again if the consumer continues there, also
    after an error.
 3. With one thread, or none, a source that may not give the same record again (see
@@ -102,7 +102,7 @@ class Reader(_Items):
         self._keeps = False  # whether there may be something of the following
         self._kept: list[Any] = []
         self._error: BaseException | None = None
-        # of elements before ``_index``, which are handed out when they are asked for
+        # of elements before ``_index``, which are handed out when they are requested
         self._part: Iterator[Any] | None = None
         # computes the elements from ``_live_index`` to ``_live_stop``
         self._live: Iterator[Any] | None = None
@@ -131,8 +131,8 @@ class Reader(_Items):
         return self.log is not None and self.log.is_careful
 
     def take(self, index: int, n: int) -> list[Any]:
-        """The elements at ``index`` and after it, at least one and at most ``n``. Not to be called
-        at the end.
+        """Returns the elements at ``index`` and after it, at least one and at most ``n``. Not to be
+        called at the end.
         """
         if index == self._index and not self._keeps:
             elements = self._read(index, n)
@@ -155,8 +155,8 @@ class Reader(_Items):
         return elements
 
     def part(self, index: int, n: int) -> tuple[Iterator[Any], int]:
-        """As ``take``, but an iterator, from which elements are taken one by one, and how many it
-        will give.
+        """Returns the result of ``take`` as an iterator that gives elements one by one, and their
+        number.
         """
         if index != self._index or self._keeps:
             self.go_to(index)
@@ -210,7 +210,7 @@ class Reader(_Items):
         """Compute nothing more ahead. What was computed ahead is handed out."""
         self._is_draining = True
         if (ahead := self._ahead) is not None and not ahead.is_draining:
-            with ahead.budget.lock:  # nobody begins anything after this
+            with ahead.budget.lock:  # no thread begins an element after this
                 ahead.is_draining = True
 
     @property
@@ -253,7 +253,7 @@ class Reader(_Items):
             kept.close()
 
     def close(self) -> None:
-        """As ``stop``, forever."""
+        """Stops as ``stop`` does, for good."""
         self._is_closed = True
         self.stop()
 

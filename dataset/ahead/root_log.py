@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gristmill.dataset.errors.context import of_no_element
+from gristmill.dataset.errors.context import pipeline_error
 from gristmill.workers.crash_journal import CrashJournal
 from gristmill.workers.messages import Passed, Quarantine
 
@@ -53,7 +53,7 @@ class RootLog:
         assert self._quarantine is not None
         refused = self._quarantine.refused.get((self._number, index))
         if refused is not None:
-            raise of_no_element(refused)
+            raise pipeline_error(refused)
         until = self._quarantine.until
         if index >= until.get(self._number, index + 1):
             del until[self._number]

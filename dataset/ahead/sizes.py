@@ -18,10 +18,10 @@ _MOST_PARTS = 32  # of a container that are looked at
 
 
 def num_bytes_of(element: Any, most_parts: int | None = None) -> float:
-    """The bytes of an element: of arrays, those of their data.
+    """Return the bytes of an element: of arrays, those of their data.
 
     Args:
-        element: whatever a pipeline delivers.
+        element: any element of a pipeline.
         most_parts: the number of children of a container to measure, as a sample of all.
     """
     if isinstance(element, dict | list | tuple):
@@ -52,7 +52,7 @@ class Sampling:
         self._seconds = _SECONDS  # that the last ones took, each
 
     def num_of(self, seconds: float) -> int:
-        """The number of those elements that took ``seconds``."""
+        """Return the number of those elements that took ``seconds``."""
         # Kept here: threads that come together may forget some, and no more.
         chosen = self._num + seconds * _SHARE / self._seconds
         num = int(chosen)
@@ -74,7 +74,7 @@ def spread(elements: Sequence[T], num: int) -> Sequence[T]:
 
 
 def mean_bytes(elements: Sequence[Any]) -> float:
-    """The mean of the bytes of ``elements``, about; 0 if there are none, or they do not let
+    """Return the mean of the bytes of ``elements``, about; 0 if there are none, or they do not let
     themselves be looked at.
     """
     try:

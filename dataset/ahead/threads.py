@@ -47,7 +47,7 @@ def start_thread(work: Callable[[], None], name: str, end: Callable[[], None]) -
 
 
 def running_threads() -> list[threading.Thread]:
-    """The threads that prefetch at the moment."""
+    """Returns the threads that prefetch at the moment."""
     return [*_running]
 
 

@@ -17,9 +17,7 @@ class BudgetWaits:
         self.observed: BudgetWaits | None = None  # counts with this one
 
     def add(self, missing: Missing, seconds: float) -> None:
-        """Counts more; to be called under the lock of the budget, which those share who have one
-        ``observed``.
-        """
+        """Counts more; called under the lock of the budget, shared by all with one ``observed``."""
         self.seconds[missing] += seconds
         if self.observed is not None:
             self.observed.add(missing, seconds)

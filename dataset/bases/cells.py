@@ -66,7 +66,7 @@ def kept_rows(before: Traced, after: Traced, stage: str) -> Rows:
     A function that keeps the number of cells of packed rows is assumed to keep their places.
     """
     rows = before.rows
-    lengths = {cells.feature: cells.length for piece in before.pieces for cells in piece.cells}
+    lengths = {cells.feature: cells.length for record in before.records for cells in record.cells}
     if not lengths or after.value is before.value:
         return rows
     num_rows = len(rows) if before.is_batch else 1
@@ -89,23 +89,23 @@ def kept_rows(before: Traced, after: Traced, stage: str) -> Rows:
     ]
     may_be_renamed = bool(others) and len(left) < len(lengths)
 
-    def kept(piece: LineageRecord) -> list[LineageRecord]:
+    def kept(record: LineageRecord) -> list[LineageRecord]:
         if may_be_renamed:
-            is_known = _are_alike(piece.cells) and all(
-                [_has_cells(x, num_rows, piece.cells[0].length) for x in others]
+            is_known = _are_alike(record.cells) and all(
+                [_has_cells(x, num_rows, record.cells[0].length) for x in others]
             )
-            return [piece if is_known else _unknown(piece, stage)]
-        cells = tuple([x for x in piece.cells if x.feature in left])
-        if piece.cells and not cells:
-            return [_unknown(piece, stage)]
-        was_empty = all([x.start == x.stop for x in piece.cells])
+            return [record if is_known else _unknown(record, stage)]
+        cells = tuple([x for x in record.cells if x.feature in left])
+        if record.cells and not cells:
+            return [_unknown(record, stage)]
+        was_empty = all([x.start == x.stop for x in record.cells])
         return (
-            [piece.replaced(cells=cells)]
+            [record.replaced(cells=cells)]
             if was_empty or any([x.stop > x.start for x in cells])
             else []
         )
 
-    return [tuple([new for piece in row for new in kept(piece)]) for row in rows]
+    return [tuple([new for record in row for new in kept(record)]) for row in rows]
 
 
 def parted_rows(before: Traced, after: Traced, stage: str) -> Rows:
@@ -121,17 +121,17 @@ def parted_rows(before: Traced, after: Traced, stage: str) -> Rows:
 
 def are_several(rows: Rows) -> bool:
     """Returns true if the rows are of more than one record."""
-    pieces = [piece for row in rows for piece in row]
-    return any([piece != pieces[0] for piece in pieces])
+    records = [record for row in rows for record in row]
+    return any([record != records[0] for record in records])
 
 
 def cut_by(rows: Rows, stage: str) -> Rows:
     """Returns ``rows``, marked because it is not known which records ``stage`` left."""
-    return [tuple([_unknown(piece, stage) for piece in row]) for row in rows]
+    return [tuple([_unknown(record, stage) for record in row]) for row in rows]
 
 
-def _unknown(piece: LineageRecord, stage: str) -> LineageRecord:
-    return piece.replaced(cut_by=piece.cut_by or stage)
+def _unknown(record: LineageRecord, stage: str) -> LineageRecord:
+    return record.replaced(cut_by=record.cut_by or stage)
 
 
 def _shapes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], tuple[int, ...]]:
@@ -183,12 +183,12 @@ def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Lin
         parts: the tokens, for each feature.
         keeps_empty: records without a token in the row are returned, too.
     """
-    pieces = []
+    records = []
     for k, row in enumerate(x.rows):
-        for piece in row:
-            owned = [_tokens_of(x, k, piece, part.cells.feature) for part in parts]
+        for record in row:
+            owned = [_tokens_of(x, k, record, part.cells.feature) for part in parts]
             if None in owned:
-                pieces.append(_unknown(piece, x.changed_by or "a stage"))
+                records.append(_unknown(record, x.changed_by or "a stage"))
                 continue
             cells = tuple(
                 [
@@ -198,20 +198,22 @@ def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Lin
                 ]
             )
             if keeps_empty or any([c.stop > c.start for c in cells]):
-                pieces.append(piece.replaced(cells=cells))
-    return pieces
+                records.append(record.replaced(cells=cells))
+    return records
 
 
 def _tokens_of(
-    x: Traced, k: int, piece: LineageRecord, feature: tuple[Any, ...]
+    x: Traced, k: int, record: LineageRecord, feature: tuple[Any, ...]
 ) -> tuple[int, int] | None:
     """Returns the bounds of a record's tokens in row ``k`` of a sequence; ``None`` if not known."""
-    if not x.is_batch and not piece.cells:
+    if not x.is_batch and not record.cells:
         return 0, sys.maxsize
     num = (_shapes(x.value).get(feature) or (1,))[0]
     if x.is_batch:
         return (k, k + 1) if num == len(x.rows) else None
-    own = [c for c in piece.cells if c.feature == feature] or piece.cells[: _are_alike(piece.cells)]
+    own = [c for c in record.cells if c.feature == feature] or record.cells[
+        : _are_alike(record.cells)
+    ]
     return (own[0].start, own[0].stop) if own and own[0].length == num else None
 
 
@@ -219,16 +221,16 @@ def records_of_row(x: Traced, i: int, num_rows: int) -> Rows:
     """Returns the records of row ``i`` of ``num_rows``, into which an element is taken apart."""
     if x.is_batch and num_rows == len(x.rows):
         return [x.rows[i]]
-    packed = [piece.cells for piece in x.pieces if piece.cells]
+    packed = [record.cells for record in x.records if record.cells]
     if x.is_batch or not all(
         [_are_alike(cells) and cells[0].length == num_rows for cells in packed]
     ):
-        return cut_by([x.pieces], x.changed_by or "a stage")
+        return cut_by([x.records], x.changed_by or "a stage")
     return [
         tuple(
             [
                 p.replaced(cells=())
-                for p in x.pieces
+                for p in x.records
                 if not p.cells or p.cells[0].start <= i < p.cells[0].stop
             ]
         )

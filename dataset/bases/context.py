@@ -30,18 +30,18 @@ class Numbers(Value):
     origin: int = 0
 
     def __call__(self, i: Any) -> Any:
-        """The number of element ``i``; those of an array of them, too."""
+        """Returns the number of element ``i``; those of an array of them, too."""
         return self.origin + (i // self.run * self.count + self.index) * self.run + i % self.run
 
     def of(self, start: int, num: int) -> Sequence[int]:
-        """Those of ``num`` elements of the share, from ``start`` on."""
+        """Returns the numbers of ``num`` elements of the share, from ``start`` on."""
         if self.run == 1:
             first: int = self(start)
             return range(first, first + num * self.count, self.count)
         return [self(i) for i in range(start, start + num)]
 
     def num_before(self, number: int) -> int:
-        """The number of elements of the shard before ``number``."""
+        """Returns the number of elements of the shard before ``number``."""
         cycles, rest = divmod(max(0, number - self.origin), self.run * self.count)
         return cycles * self.run + min(max(0, rest - self.index * self.run), self.run)
 
@@ -56,7 +56,7 @@ class IteratorContext:
 
     options: DatasetOptions = _NONE_GIVEN
     numbers: Numbers = ALL_NUMBERS
-    # is told of every iterator that joins, if set
+    # called with every iterator that joins, if set
     joined: Callable[[Any], None] | None = field(default_factory=watcher)
     num_processes: int = 1  # that share what the options allow
     lender: IteratorContext | None = None  # whose budget it is
@@ -81,7 +81,7 @@ class IteratorContext:
 
     @property
     def known_budget(self) -> Budget | None:
-        """That, unless nobody has asked for it yet."""
+        """Returns ``budget``; ``None`` if it was not needed yet."""
         if self.lender is not None:
             return self.lender.known_budget
         return self.outermost._budgets.get(os.getpid())
@@ -129,8 +129,8 @@ class ComponentContext(IteratorContext):
 
 
 def collected_options(ds: Any) -> DatasetOptions:
-    """The options in ``ds`` and upstream, merged as iterators merge them: nearest the output first,
-    then first parent first.
+    """Returns the options in ``ds`` and upstream, merged as iterators merge them: nearest the
+    output first, then first parent first.
     """
     options = DatasetOptions()
     for parent in ds._gm_parents:

@@ -28,21 +28,21 @@ class Division(abc.ABC):
 
     @abc.abstractmethod
     def every_nth(self, ds: Any) -> Any:
-        """The worker's elements of a map dataset, of which every ``num_workers``-th one is its
-        own.
+        """Returns the worker's elements of a map dataset, of which every ``num_workers``-th one is
+        its own.
         """
 
     @abc.abstractmethod
     def part(self, ds: Any) -> Any:
-        """The worker's part of a map dataset that is cut into consecutive ones."""
+        """Returns the worker's part of a map dataset that is cut into consecutive ones."""
 
     @abc.abstractmethod
     def over_shares(self, ds: Any) -> Any:
-        """The same step, over the worker's shares of what ``ds`` is made of."""
+        """Returns the same stage, over the worker's shares of the parents of ``ds``."""
 
     @abc.abstractmethod
     def sliced_by_itself(self, ds: Any) -> Any:
-        """A copy of a stream that has kept what its method ``set_slice`` keeps."""
+        """Returns a copy of a stream that has kept what its method ``set_slice`` keeps."""
 
 
 def _cut(ds: Any, division: Division) -> Any:

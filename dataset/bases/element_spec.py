@@ -63,7 +63,7 @@ transformed_spec = property(_transformed_spec)
 
 
 def batched_spec(batch_fn: Any, spec: Any, batch_size: int, drop_remainder: bool) -> Any:
-    """The spec of the batches that ``batch_fn`` makes of elements with spec ``spec``."""
+    """Returns the spec of the batches that ``batch_fn`` makes of elements with spec ``spec``."""
     arguments = {"batch_size": batch_size, "drop_remainder": drop_remainder}
     keywords: dict[str, Any] = {}
     while isinstance(batch_fn, functools.partial):

@@ -15,8 +15,8 @@ from typing import Any
 
 
 def upstream(ds: Any, *, of_later_epochs: bool = False) -> Iterator[Any]:
-    """``ds`` and the datasets that it draws from, each once; with ``of_later_epochs``, those of
-    which it reaches later epochs.
+    """Yields ``ds`` and the datasets that it draws from, each once; with ``of_later_epochs``, those
+    of which it reaches later epochs.
     """
     seen: set[int] = set()
     todo = [ds]
@@ -40,8 +40,8 @@ def may_hold_twice(ds: Any) -> bool:
 
 
 def part_that_changes(ds: Any) -> Any | None:
-    """A step of ``ds``, or it, that takes some positions of what is shuffled again: it has other
-    records in later epochs.
+    """Returns ``ds`` or a stage upstream that takes some positions of data that is reshuffled: it
+    has other records in later epochs.
     """
     for node in upstream(ds, of_later_epochs=True):
         if node._gm_takes_a_part and any(
@@ -59,8 +59,8 @@ def are_parallel(ds: Any, other: Any) -> bool:
 
 
 def may_share_records(ds: Any, other: Any) -> bool:
-    """True if both may have a record. It is told by the objects: two sources that read the same
-    files are two.
+    """True if both may have a record. The objects decide: two sources that read the same files are
+    two.
     """
     if {id(data) for data in _data(ds)}.isdisjoint([id(data) for data in _data(other)]):
         return False
@@ -70,8 +70,8 @@ def may_share_records(ds: Any, other: Any) -> bool:
 
 
 def any_pair(datasets: Sequence[Any], *, parallel_ones: bool) -> tuple[Any, Any] | None:
-    """Two of ``datasets`` that may share records, if there are such; of those that are parallel
-    only if asked for.
+    """Returns two of ``datasets`` that may share records, if there are such; of those that are
+    parallel only if asked for.
     """
     for ds, other in itertools.combinations(datasets, 2):
         if may_share_records(ds, other) and (parallel_ones or not are_parallel(ds, other)):
@@ -84,8 +84,8 @@ def _data(ds: Any) -> list[Any]:
 
 
 def _positions(ds: Any) -> tuple[Any, range]:
-    """The dataset or data whose records ``ds`` passes on one by one, and the positions there that
-    these have.
+    """Returns the dataset or data whose records ``ds`` passes on one by one, and the positions
+    there that these have.
     """
     step = ds._gm_passed_on
     if step is None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from gristmill.core.errors import SourceEnded
 from gristmill.core.indices import Indices, as_ints
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.sources.reading import is_read_in_blocks, read_keys
 
 _NEVER_FAILING = (list, tuple, range, str, bytes, np.ndarray)  # at keys below their length
@@ -49,7 +49,7 @@ def check_number(found: int, expected: int) -> None:
 
 
 def given_out(elements: list[Any]) -> Iterator[Any]:
-    """Returns an iterator over ``elements``, a list that nobody else has, which it empties."""
+    """Returns an iterator over ``elements``, a list without other references, which it empties."""
     elements.reverse()
     return map(list.pop, repeat(elements, len(elements)))
 
@@ -86,6 +86,6 @@ def _read_alone(stage: Any, source: Any, indices: Indices, keys: list[Any]) -> I
         except StopIteration as error:
             raise SourceEnded from error
         except Exception as error:
-            tell(error, stage, [indices[number]])
+            add_error_context(error, stage, [indices[number]])
             raise
         yield (record, record := None)[0]

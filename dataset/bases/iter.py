@@ -40,9 +40,9 @@ class IterDataset(
     Immutable; every ``iter(ds)`` is an independent iterator at the beginning. Most are made by
     ``MapDataset.to_iter_dataset()``.
 
-    ``len(ds)`` is the number of elements where it follows from the steps, and a ``TypeError`` that
-    says why where it does not (behind a filter, without end, of files). As the length of a
-    ``MapDataset``, it counts elements that a function of ``map`` leaves out by ``None``.
+    ``len(ds)`` is the number of elements where it follows from the stages, and a ``TypeError`` that
+    says why where it does not (downstream of a filter, without end, of files). As the length of a
+    ``MapDataset``, it counts elements that a function of ``map`` drops by returning ``None``.
     ``operator.length_hint(ds)`` is the greatest number there can be, where that is known.
 
     Subclasses define ``__iter__``.
@@ -62,8 +62,8 @@ class IterDataset(
     _gm_migration_hints = OF_STREAMS
     _gm_passes_on: ClassVar = False  # all it does with elements is to pass them on, each as it is
     # its state and those upstream say which element each of them gives next
-    _gm_tells_place: ClassVar = False
-    # What the step does, if several workers can do it, each to some of the elements: it changes
+    _gm_states_have_place: ClassVar = False
+    # What the stage does, if several workers can do it, each to some of the elements: it changes
     # them one by one, with their number or without, it chooses which are kept, or it makes batches.
     _gm_works_on: ClassVar[
         Literal["nothing", "elements", "numbered elements", "choice", "batches"] | None
@@ -87,20 +87,22 @@ class IterDataset(
     __length_hint__ = length_hint
 
     def __bool__(self) -> bool:
-        return True  # whatever its length
+        return True  # for any length
 
     def _gm_num_elements(self) -> Length:
-        """The number of elements that it delivers, if it is known; unknown for users' datasets."""
+        """Returns the number of elements that it delivers, if it is known; unknown for users'
+        datasets.
+        """
         return Unknown()
 
     def _gm_traced(self, tracing: Tracing) -> Any:
-        """The twin of the stream: it gives ``Traced`` elements, and has the same states."""
+        """Returns the traced stream: it gives ``Traced`` elements, and has the same states."""
         if not (self._gm_passes_on and is_of_library(self)):
             raise refuse_to_trace(self)
         return tracing.over(self)
 
     def _gm_divided(self, division: Division) -> Any:
-        """The dataset that a worker has in place of this one."""
+        """Returns the dataset that a worker has in place of this one."""
         if hasattr(self, "set_slice"):
             return division.sliced_by_itself(self)
         if not self._gm_parents:
@@ -127,7 +129,7 @@ class IterDataset(
 
 
 def _noting_dataset(iterate: Callable[[Any], Any]) -> Any:
-    """A method ``__iter__`` whose iterators know the dataset that they are of."""
+    """Returns a method ``__iter__`` whose iterators know the dataset that they are of."""
 
     @functools.wraps(iterate)
     def noting(self: Any) -> Any:

@@ -37,8 +37,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     from there.
 
     Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal
-    pipeline, ``it`` delivers the elements that followed when ``s`` was taken, whatever either
-    iterator did before or since. States are JSON-able.
+    pipeline, ``it`` delivers the elements that followed when ``s`` was taken, regardless of earlier
+    and later calls of either iterator. States are JSON-able.
 
     An iterator is used by one thread at a time. When ``next`` raises, nothing is lost: the
     following ``next`` tries the same element again. A context manager: leaving it closes the
@@ -60,12 +60,12 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     _gm_own_ctx: IteratorContext | None = None
     _gm_definition: Any = None  # the dataset that it is of
     _gm_engine: Observable = Observable()  # its stream, if it is of one
-    _gm_observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
+    _gm_observed: Any = None  # its observer, and its part of the pipeline (``dataset.watching``)
     _gm_current_instrument: Instrument | None = None  # of an object of a user's class
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
         self._gm_claim = Claim()
-        if parents != ():  # as quick as can be for the components of mixtures
+        if parents != ():  # fast for the components of mixtures
             self._gm_parents = as_parents(parents, DatasetIterator)
             if any([parent._gm_counts_faults for parent in self._gm_parents]):
                 self._gm_counts_faults = True
@@ -126,7 +126,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """Returns the position after the last delivered element, as JSON-able data.
 
         Not to be called by another thread, or by a signal handler, while ``next`` runs: positions
-        of several steps may not belong together then. Hold a lock, or set a flag in the handler.
+        of several stages may not belong together then. Hold a lock, or set a flag in the handler.
         """
 
     @abc.abstractmethod
@@ -167,8 +167,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns what the state says of components of the mixture upstream, the nearest one, by
         name: how many ``"elements"`` were drawn, their ``"lengths"`` together, the ``"epochs"``
-        before this one. What a step holds counts when it has come. Of a mixture of map datasets,
-        where they are read in its order and in this process.
+        before this one. Elements that a stage holds count when they have come. Of a mixture of map
+        datasets, where they are read in its order and in this process.
         """
         from gristmill.dataset.descriptions.draw_counts import counts_of
 
@@ -294,16 +294,16 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return use()
 
     def _gm_before_last(self) -> Any:
-        """A state from which the next output is the one that ``next`` gave last; ``None`` if there
-        was none. Optional.
+        """Returns a state from which the next output is the one that ``next`` gave last; ``None``
+        if there was none. Optional.
         """
         raise NotImplementedError(
             f"{self} does not know where it was before its last output: save the state before it"
         )
 
     def _gm_merged_state(self, states: Any) -> Any:
-        """The state that continues where all of several shards stopped, whose number was another
-        one. Optional.
+        """Returns the state that continues where all of several shards stopped, whose number was
+        another one. Optional.
 
         Args:
             states: those of all shards; or, by their number, those of all the datasets that the
@@ -316,7 +316,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         )
 
     def _get_next_index(self) -> int:
-        """The index of the next element (see ``get_next_index``). Optional."""
+        """Returns the index of the next element (see ``get_next_index``). Optional."""
         raise NotImplementedError(
             f"{self} does not know the index of its next element: it does not follow from its"
             " position"
@@ -374,7 +374,7 @@ class PlainIterator(DatasetIterator[T_co]):
 
 
 def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContext:
-    """The context that several iterators share from now on."""
+    """Returns the context that several iterators share from now on."""
     shared = iterators[0]._gm_ctx
     contexts = {id(ctx): ctx for ctx in [it._gm_own_ctx or _UNUSED for it in iterators]}.values()
     if len({ctx.numbers for ctx in contexts}) > 1:
@@ -391,7 +391,7 @@ def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContex
 
 
 def iterate(ds: Any) -> DatasetIterator[Any]:
-    """An iterator of ``ds``, a plain one wrapped."""
+    """Returns an iterator of ``ds``, a plain one wrapped."""
     it = ds.__iter__()
     if isinstance(it, DatasetIterator):
         return it
@@ -403,7 +403,7 @@ def iterate(ds: Any) -> DatasetIterator[Any]:
 
 
 def snapshot(it: DatasetIterator[Any]) -> Any:
-    """The state to return to if something fails; ``None`` for an iterator that has none."""
+    """Returns the state to return to if something fails; ``None`` for an iterator that has none."""
     try:
         return it.get_state()
     except NotImplementedError:

@@ -1,7 +1,7 @@
 """The number of elements of a stream, if it follows from its stages.
 
-Of a map dataset, the elements of an epoch that are there. A ``map`` that leaves out elements by
-``None`` is not looked into: lengths are exact as ``len`` counts.
+Of a map dataset, the elements of an epoch that are there. Holes that a function of ``map`` makes by
+``None`` are not known: lengths are exact as ``len`` counts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Infinite(Value):
 
 
 class Unknown(Value):
-    """Nobody knows before it has been read."""
+    """Length that is known only after all elements were read."""
 
 
 Length: TypeAlias = Exact | AtMost | Infinite | Unknown
 
 
 def num_elements(ds: Any) -> Length:
-    """The number of elements that ``ds`` delivers.
+    """Return the number of elements that ``ds`` delivers.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -52,18 +52,18 @@ def num_elements(ds: Any) -> Length:
 
 
 def dataset_length(ds: Any) -> Length:
-    """Returns how many elements ``ds`` delivers, as far as its steps tell without reading any.
+    """Returns how many elements ``ds`` delivers, as known from its stages without reading any.
 
     ``Exact(num)``: that many; ``len`` of a stream gives it then. ``AtMost(num)``: that many or
-    fewer, as after a filter. ``Infinite()``: it does not end. ``Unknown()``: nobody knows before it
-    has been read. The classes are in ``gristmill.lengths``. A function of ``map`` that leaves out
-    elements by ``None`` is not looked into: they are counted.
+    fewer, as after a filter. ``Infinite()``: it does not end. ``Unknown()``: not known before it
+    has been read. The classes are in ``gristmill.lengths``. Elements that a function of ``map``
+    drops by ``None`` are counted.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is something else.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -84,24 +84,24 @@ def dataset_length(ds: Any) -> Length:
 
 
 def of_number(num: int) -> Length:
-    """That of a length in integers, where the greatest one stands for endless."""
+    """Return the ``Length`` of an integer, of which the greatest one stands for endless."""
     return Infinite() if num >= sys.maxsize else Exact(num)
 
 
 def scaled(length: Length, number: Callable[[int], int]) -> Length:
-    """The length of a stage that makes ``number(n)`` elements of ``n``."""
+    """Return the length of a stage that makes ``number(n)`` elements of ``n``."""
     return type(length)(number(length.num)) if isinstance(length, Exact | AtMost) else length
 
 
 def at_most(length: Length) -> Length:
-    """The length of a stage that may drop elements: an infinite one stays infinite, even if nothing
-    is left of it.
+    """Return the length of a stage that may drop elements: an infinite one stays infinite, even if
+    nothing is left of it.
     """
     return AtMost(length.num) if isinstance(length, Exact) else length
 
 
 def added(lengths: Iterable[Length]) -> Length:
-    """That of all of them, one after the other."""
+    """Return the length of a concatenation."""
     total = 0
     kind: type[Exact | AtMost] = Exact
     found = list(lengths)
@@ -115,7 +115,7 @@ def added(lengths: Iterable[Length]) -> Length:
 
 
 def shortest(lengths: Iterable[Length]) -> Length:
-    """That of the first to end."""
+    """Return the smallest of the lengths."""
     found = [length for length in lengths if not isinstance(length, Infinite)]
     if not found:
         return Infinite()
@@ -127,7 +127,7 @@ def shortest(lengths: Iterable[Length]) -> Length:
 
 
 def longest(lengths: Iterable[Length]) -> Length:
-    """That of the last to end."""
+    """Return the largest of the lengths."""
     found = list(lengths)
     for kind in (Infinite, Unknown):
         if any([isinstance(length, kind) for length in found]):
@@ -138,20 +138,20 @@ def longest(lengths: Iterable[Length]) -> Length:
 
 
 def same_number(stage: Any) -> Length:
-    """``_gm_num_elements`` of stages that make one element of one."""
+    """Implement ``_gm_num_elements`` for stages that make one element of one."""
     return num_elements(stage._gm_parents[0])
 
 
 def some_of_them(stage: Any) -> Length:
-    """``_gm_num_elements`` of stages that may leave out elements."""
+    """Implement ``_gm_num_elements`` for stages that may drop elements."""
     return at_most(num_elements(stage._gm_parents[0]))
 
 
 def exact_length(stream: Any) -> int:
-    """``len(stream)``.
+    """Return ``len(stream)``.
 
     Raises:
-        TypeError: it does not follow from the steps how many elements there are.
+        TypeError: the number of elements does not follow from the stages.
     """
     try:
         length = num_elements(stream)
@@ -218,8 +218,8 @@ def _no_length(stream: Any, reason: str) -> TypeError:
 
 
 def length_hint(stream: Any) -> Any:
-    """The most elements that ``stream`` has; ``NotImplemented`` if that is not known, or far more
-    than one would keep.
+    """Return the most elements that ``stream`` has; ``NotImplemented`` if that is not known, or far
+    more than one would keep.
     """
     try:
         length = num_elements(stream)

@@ -29,7 +29,7 @@ from gristmill.dataset.bases.node import (
 )
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, observed_items
 from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
-from gristmill.dataset.errors.context import failed_at, told
+from gristmill.dataset.errors.context import failed_at, with_error_context
 from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.faults.attempts import Reports
 from gristmill.dataset.methods import (
@@ -62,8 +62,8 @@ class MapDataset(
     """A lazily computed sequence with random access: ``ds[i]`` is the element at ``i``, ``len(ds)``
     the length of an epoch.
 
-    Any integer is a valid index: ``i // len(ds)`` is the epoch it lies in. ``None`` means that
-    there is no element at an index (it was filtered out); iteration leaves such indices out.
+    Any integer is a valid index: ``i // len(ds)`` is its epoch. ``None`` means that
+    there is no element at an index (it was filtered out); iteration skips such indices.
     Datasets are immutable: every method returns a new one. ``ds[i]`` depends on ``i`` alone, and
     may be asked for from several threads.
 
@@ -82,7 +82,7 @@ class MapDataset(
     _gm_migration_hints = OF_MAP_DATASETS
     _gm_parents: tuple[MapDataset[Any], ...] = ()
     _gm_current_instrument: Instrument | None = None  # of an object of a user's class
-    _gm_reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
+    _gm_reads_blocks = False  # whether it asks its reader for blocks that are kept (see ``kept``)
     # True if each element is made of the parent's element at the same index, and of nothing else.
     _gm_keeps_indices: ClassVar[bool] = False
     # true if its function gets the index of each element, or random numbers for it
@@ -91,7 +91,7 @@ class MapDataset(
     _gm_moves_records = False
     _gm_has_one_epoch = False
     _gm_is_reshuffled = False  # whether every epoch has an order of its own
-    # Whether positions are left out that no other part of the same kind has.
+    # Whether some positions are in no part of the same kind.
     _gm_takes_a_part = False
 
     def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:
@@ -158,7 +158,7 @@ class MapDataset(
 
     @property
     def _gm_reads_once(self) -> bool:
-        """True if this step itself may not give the same element when it is asked again."""
+        """True if this stage itself may not give the same element when it is asked again."""
         return not self._gm_parents and type(self)._gm_items is MapDataset._gm_items
 
     def _gm_set_instrument(self, wrap: Wrap | None) -> None:
@@ -176,42 +176,44 @@ class MapDataset(
         return is_one_of_ours and self._gm_parents[0]._gm_is_mixed_in_lanes
 
     def _gm_num_elements(self) -> Length:
-        """The number of elements of an epoch that exist."""
+        """Returns the number of elements of an epoch that exist."""
         length = of_number(len(self))
         return AtMost(length.num) if isinstance(length, Exact) and dropping_steps(self) else length
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
-        """The lineage of the element at ``index``; empty if it is unknown, as of users'
+        """Returns the lineage of the element at ``index``; empty if it is unknown, as of users'
         datasets.
         """
         return [UpstreamElement(self._gm_parents[0], index)] if self._gm_keeps_indices else ()
 
     def _gm_behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
-        """Of which dataset, and where, each element at ``indices`` is one, changed or not; ``None``
-        if there is none such.
+        """Returns the dataset upstream, and the indices there, that have the elements at
+        ``indices``, changed or not; ``None`` if there is no such dataset.
         """
         return (self._gm_parents[0], indices) if self._gm_keeps_indices else None
 
     def _gm_made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
-        """As ``_gm_origins``, for ``explain``, where functions may be run that decide it."""
+        """Returns ``_gm_origins`` for ``explain``, which may run functions that decide it."""
         return self._gm_origins(index)
 
     def _gm_num_drawn(self, num: int, parent: int) -> int:
-        """The number of elements of a parent, by its number, from which the first ``num`` elements
-        are made.
+        """Returns the number of elements of a parent, by its number, from which the first ``num``
+        elements are made.
         """
         return num
 
     def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        """The draw counts of the first ``num`` elements, by component of the nearest mixture
-        upstream (see ``counts``).
+        """Returns the draw counts of the first ``num`` elements, by component of the nearest
+        mixture upstream (see ``counts``).
 
         ``None``: there is none, or they are not its first ones.
         """
         return self._gm_parents[0]._gm_counts_before(num) if self._gm_keeps_indices else None
 
     def _gm_divided(self, division: Division) -> Any:
-        """The dataset that a worker has in place of this one, from which a stream is made."""
+        """Returns the dataset that a worker has in place of this one, from which a stream is
+        made.
+        """
         if not division.is_sequential:
             return division.every_nth(self)
         if not self._gm_parents:
@@ -238,7 +240,8 @@ class MapDataset(
         return (self._gm_parents[0], _ALL) if self._gm_keeps_indices else None
 
     def _gm_over_parts(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
-        """This step over parts of its parents that stay the same in all epochs, for ``split``.
+        """Returns this stage over parts of its parents that stay the same in all epochs, for
+        ``split``.
 
         Raises:
             NotOverAPartError: that would not be a part of this dataset.
@@ -246,15 +249,15 @@ class MapDataset(
         return self._gm_over(replaced)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
-        """This step over a part of its parent, for ``sequential_slice``.
+        """Returns this stage over a part of its parent, for ``sequential_slice``.
 
         A copy will do if element ``i`` is made of the parent's at ``i``. That cannot be proved of
-        code; what the other kinds of steps have in common is that they have several parents, or a
-        length of their own, or keep something of the parent's length (a permutation, labels). Steps
-        of ours that do so nevertheless make themselves again.
+        code; the other kinds of stages have several parents, or a
+        length of their own, or keep something of the parent's length (a permutation, labels).
+        Stages of ours that do so nevertheless are constructed again.
 
         Raises:
-            ValueError: this step may be of such a kind.
+            ValueError: this stage may be of such a kind.
         """
         if len(self._gm_parents) != 1:
             raise not_over_a_part(self, "combines several datasets")
@@ -322,7 +325,7 @@ class BlockMapDataset(MapDataset[T]):
 
     def _check_not_empty(self, length: int, indices: Iterable[Any] = ()) -> None:
         if not length:
-            raise told(
+            raise with_error_context(
                 IndexError(f"{self} is empty: it has no element at any index"), self, indices
             )
 
@@ -334,13 +337,13 @@ class ReindexMapDataset(BlockMapDataset[T]):
 
     @abc.abstractmethod
     def _reindex(self, index: Any) -> Any:
-        """The parent's index for an ``int``, or the indices for an array [n]: written once with
-        operators that take both.
+        """Returns the parent's index for an ``int``, or the indices for an array [n]: written once
+        with operators that take both.
         """
 
     def _reindex_range(self, indices: range) -> Indices | None:
-        """The parent's indices for a ``range`` of at least two, where that is quicker than for an
-        array; else ``None``.
+        """Returns the parent's indices for a ``range`` of at least two, where that is quicker than
+        for an array; else ``None``.
         """
         return None
 
@@ -374,7 +377,7 @@ class ReindexMapDataset(BlockMapDataset[T]):
 
 
 class NotOverAPartError(ValueError):
-    """A step has no meaning over a part of its parents."""
+    """A stage has no meaning over a part of its parents."""
 
 
 def not_over_a_part(step: Any, reason: str) -> NotOverAPartError:
@@ -409,8 +412,8 @@ def source_reads_once(source: Any) -> bool:
 
 
 def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[Any], Indices]:
-    """The farthest dataset upstream of which every element of ``ds`` is one, and where those at
-    ``indices`` are in it.
+    """Returns the farthest dataset upstream of which every element of ``ds`` is one, and where
+    those at ``indices`` are in it.
     """
     while (found := ds._gm_behind(indices)) is not None:
         ds, indices = found

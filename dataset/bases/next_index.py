@@ -72,8 +72,8 @@ def set_next_index(ds_iter: Any, index: int) -> None:
 
 
 def check_no_gaps(stage: Any) -> None:
-    """Refuses to count, for ``stage``, elements before it by their indices if there may be none at
-    some index.
+    """Refuses to count, for ``stage``, elements upstream by their indices if an index may have no
+    element.
     """
     if stage.has_gaps():
         raise NotImplementedError(

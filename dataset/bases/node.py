@@ -86,12 +86,12 @@ class Node:
         return type(self).__name__
 
     def _gm_stage_text(self) -> str:
-        """Its class and parameters."""
+        """Returns its class and parameters."""
         name, text = self._gm_class_name, parameters_of(self).text()
         return f"{name}({text})" if text else name
 
     def _gm_chain_text(self) -> str:
-        """Its name in the text of a chain, below its inputs."""
+        """Returns its name in the text of a chain, below its inputs."""
         return str(self)
 
 
@@ -102,7 +102,7 @@ class DatasetNode(Node):
         Mapping[str, str]
     ] = {}  # by name, for attributes of other libraries
     _gm_seed_point: int | None = None  # the seed given at this point of the pipeline
-    _gm_drops = False  # whether this step may leave out elements of its parent
+    _gm_drops = False  # whether this stage may drop elements of its parent
     # Whether it counts in the distance of a seed (what does not has one parent).
     _gm_adds_step = True
     _gm_is_share = False  # whether it is a worker's part of its parent
@@ -112,9 +112,9 @@ class DatasetNode(Node):
     _gm_shared_by_threads: ClassVar[tuple[str, ...]] = ()
     _gm_makes_batches = False  # whether an element has a row for each of those that it is made of
     _gm_takes_apart = False  # an element of its parent may become several
-    # whether a function decides, of which nobody knows it without calling it
+    # whether a user's function may drop elements, which is not known without calling it
     _gm_may_leave_out = False
-    # which faults of the steps before it are passed over (see ``gristmill.dataset.faults``)
+    # which faults of the upstream stages are skipped (see ``gristmill.dataset.faults``)
     _gm_tolerance: Any = None
 
     @property
@@ -123,7 +123,7 @@ class DatasetNode(Node):
 
     @replaceable
     def parents(self) -> tuple[Any, ...]:
-        """The datasets that this one is made of."""
+        """Returns the datasets that this one is made of."""
         return self._gm_parents
 
     @replaceable
@@ -136,12 +136,14 @@ class DatasetNode(Node):
 
     @cached
     def _gm_record_source(self) -> str:
-        """The name of the source of the records that it reads."""
+        """Returns the name of the source of the records that it reads."""
         return str(self)
 
     @replaceable
     def _element_spec(self) -> Any:
-        """The spec of an element, for ``get_element_spec``. Optional for users' datasets."""
+        """Returns the spec of an element, for ``get_element_spec``. Optional for users'
+        datasets.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} does not say what its elements look like: define a property"
             " _element_spec that returns a pytree of ShapeDtypeStruct"
@@ -180,10 +182,10 @@ class DatasetNode(Node):
         return hooks.pipeline_html(self)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> Any:
-        """This step over other parents: a copy that shares whatever it has with this one, and has
-        the same default seed.
+        """Returns this stage over other parents: a copy with the attributes of this one and the
+        same default seed.
 
-        A step that keeps something else that follows from its parents makes itself again.
+        A stage that stores something else derived from its parents is constructed again.
 
         Args:
             replaced: gives what takes the place of a parent, or of anything made of parents that an
@@ -196,14 +198,14 @@ class DatasetNode(Node):
         return new
 
     def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
-        """This step, computed by others, if it says by whom: by such threads, or so many worker
-        processes. The elements, their order and the states are the same; itself if that cannot be.
+        """Returns this stage computed by other threads or worker processes, if it says how many.
+        The elements, their order and the states are the same; itself if that cannot be.
         """
         return self
 
     def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
-        """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain
-        of methods.
+        """Returns ``func(self, *args, **kwargs)``: applies any function of a dataset in a chain of
+        methods.
 
         Example:
             >>> from gristmill.dataset import MapDataset
@@ -216,14 +218,14 @@ class DatasetNode(Node):
 def computed_by(
     ds: Any, *, threads: ReadOptions | None = None, num_workers: int | None = None
 ) -> Any:
-    """``ds``, computed by other threads or by another number of worker processes; itself if that
-    cannot be.
+    """Returns ``ds``, computed by other threads or by another number of worker processes; itself if
+    that cannot be.
     """
     return ds._gm_computed_by(threads, num_workers)
 
 
 def spec_of(ds: Any) -> Any:
-    """The spec of an element of ``ds``."""
+    """Returns the spec of an element of ``ds``."""
     return ds._element_spec
 
 
@@ -236,7 +238,7 @@ spec_of_first_parent = property(_spec_of_first_parent)
 
 
 def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
-    """``parents`` as a tuple: one object of one of ``kinds``, or an iterable of such."""
+    """Returns ``parents`` as a tuple: one object of one of ``kinds``, or an iterable of such."""
     found = (
         (parents,)
         if isinstance(parents, kinds)
@@ -256,7 +258,7 @@ def parents_of(node: Any) -> tuple[Any, ...]:
 
 
 def upstream_for_observers(node: Any) -> Sequence[Any]:
-    """The inputs that an observer counts together with a dataset or iterator."""
+    """Returns the inputs that an observer counts together with a dataset or iterator."""
     found: Sequence[Any] = node._gm_observed_upstream
     return found
 
@@ -277,16 +279,19 @@ def only_parent(node: Any) -> Any:
 
 
 def default_seed(dataset: Any) -> np.uint32 | None:
-    """The seed that follows from ``ds.seed(...)`` upstream and the position in the pipeline."""
+    """Returns the seed that follows from ``ds.seed(...)`` upstream and the position in the
+    pipeline.
+    """
     entropy = seed_entropy(dataset)
     return np.uint32(derive_seed(entropy)) if entropy else None
 
 
 def seed_entropy(dataset: Any) -> list[int]:
-    """The seeds nearest upstream and how many steps away each is:
+    """Returns the seeds nearest upstream and the distance of each in stages:
     ``[seed, steps, seed, steps, …]``.
 
-    Breadth first from ``dataset`` (0 steps), parents in order. Nothing above a seed counts.
+    Breadth first from ``dataset`` (distance 0), parents in order. Nothing upstream of a seed
+    counts.
     """
     entropy: list[int] = []
     level, steps = [dataset], 0
@@ -304,7 +309,7 @@ def seed_entropy(dataset: Any) -> list[int]:
 
 
 def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = None) -> int:
-    """The seed of a random stage: the one given, below ``2**bits``, or the default seed."""
+    """Returns the seed of a random stage: the one given, below ``2**bits``, or the default seed."""
     if seed is not None:
         return check_seed(seed, bits=bits)
     default = stage._gm_default_seed
@@ -314,12 +319,12 @@ def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = N
 
 
 def tolerance_of(ds: Any) -> Any:
-    """Which faults of the steps before it ``ds`` passes over; ``None``: none."""
+    """Returns which faults of upstream stages ``ds`` skips; ``None``: no faults."""
     return ds._gm_tolerance
 
 
 def tolerances(ds: Any) -> list[Any]:
-    """Those of ``ds`` and everything upstream."""
+    """Returns the tolerances of ``ds`` and everything upstream."""
     return [node._gm_tolerance for node in ancestors(ds) if node._gm_tolerance is not None]
 
 
@@ -335,7 +340,7 @@ def tolerates(ds: Any) -> bool:
 
 
 def ancestors(ds: Any) -> Iterator[Any]:
-    """``ds`` and everything upstream, each object once."""
+    """Yields ``ds`` and everything upstream, each object once."""
     seen: set[int] = set()
     todo = [ds]
     while todo:
@@ -371,15 +376,15 @@ def changes_in_lanes(ds: Any) -> bool:
 
 
 def dropping_steps(ds: Any) -> list[Any]:
-    """Those that may leave out elements, of ``ds`` and everything upstream."""
+    """Returns the stages that may drop elements, of ``ds`` and everything upstream."""
     return [node for node in ancestors(ds) if node._gm_drops]
 
 
 def may_leave_out(ds: Any) -> bool:
-    """Returns true if code of users in ``ds`` or upstream may leave out elements by ``None``."""
+    """Returns true if code of users in ``ds`` or upstream may drop elements by ``None``."""
     return any([node._gm_may_leave_out or not is_of_library(node) for node in ancestors(ds)])
 
 
 def is_of_library(stage: Any) -> bool:
-    """True if ``stage`` is of a class of this library: of a subclass, nobody knows what it does."""
+    """True if ``stage`` is of a class of this library: the behaviour of a subclass is unknown."""
     return type(stage).__module__.partition(".")[0] == "gristmill"

@@ -1,15 +1,14 @@
 """Observation of a pipeline from outside: the hooks that stages offer to an observer, and their
 reports.
 
-Nothing of this is called as long as nobody observes, and nothing is asked for each element. An
-observer
+Without an observer nothing of this is called, and no element is checked. An observer
 
 1. gives an object an instrument (``_gm_set_instrument``): a function that is called in place of the
    method that takes elements. No other object has it. Python looks up methods of users' classes in
    the class alone: so the class has another one as long as some of its objects have instruments,
    which does for all others what the class's own does;
-2. is told of pipelines that a stage opens by itself (``tell_opened``), and of its worker processes
-   (``tell_hired``);
+2. learns of pipelines that a stage opens (``report_opened``), and of its worker processes
+   (``report_pool``);
 3. has a stage read another dataset by index, which does the same as its own (``observe_reads``);
 4. asks a stage how it works ahead (``work_ahead``); counts how long others wait for a thread, or
    memory, that it needs (``budget_waits``).
@@ -114,11 +113,11 @@ class Observable:
     # of a stage that computes ahead with threads of the pipeline
     budget_waits: BudgetWaits | None = None
 
-    def tell_opened(self, tell: Callable[[Any], None] | None) -> None:
-        """Call ``tell`` with the last iterator of each pipeline that this one opens by itself."""
+    def report_opened(self, report: Callable[[Any], None] | None) -> None:
+        """Call ``report`` with the last iterator of each pipeline that this one opens by itself."""
 
-    def tell_hired(self, tell: Callable[[Any], None] | None) -> None:
-        """Call ``tell`` with the pool of worker processes that is used, now or whenever that is
+    def report_pool(self, report: Callable[[Any], None] | None) -> None:
+        """Call ``report`` with the pool of worker processes that is used, now or whenever that is
         another one.
         """
 
@@ -150,8 +149,8 @@ class Observable:
         return ()
 
     def open_iterators(self) -> Sequence[Any]:
-        """Return the iterators that it runs besides those of its parents, as far as there are any
-        at the moment.
+        """Return the iterators that it runs besides those of its parents, if there are any at the
+        moment.
         """
         return ()
 
@@ -167,31 +166,29 @@ def let_observe(
     *,
     reads: Callable[[Any], Any] | None = None,
     opened: Callable[[Any], None] | None = None,
-    hired: Callable[[Any], None] | None = None,
+    pools: Callable[[Any], None] | None = None,
     waits: BudgetWaits | None = None,
 ) -> None:
-    """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was
-    before.
-    """
+    """Sets the observer of an iterator that has been made; ``None`` alone removes it."""
     it._gm_set_instrument(wrap)
     stream: Observable = it._gm_engine
     stream.observe_reads(reads)
-    stream.tell_opened(opened)
-    stream.tell_hired(hired)
+    stream.report_opened(opened)
+    stream.report_pool(pools)
     if stream.budget_waits is not None:
         stream.budget_waits.observed = waits
 
 
 def shared_budget(it: Any) -> Budget | None:
-    """The threads and the memory with which elements are computed ahead, if any were asked for
-    yet.
+    """Return the threads and the memory with which elements are computed ahead, if any were asked
+    for yet.
     """
     budget: Budget | None = it._gm_ctx.known_budget
     return budget
 
 
 def running_upstream(it: Any) -> list[Any]:
-    """The iterators that one runs: its parents, and those that it has opened."""
+    """Return the iterators that one runs: its parents, and those that it has opened."""
     return [*it._gm_parents, *it._gm_engine.open_iterators()]
 
 
@@ -286,7 +283,7 @@ def _divert(
         diversion = _diversions.get(cls) or _Diversion(cls, name, through)
         if key not in diversion.stages:
             weakref.finalize(stage, _leave, cls, key).atexit = False
-        # from here on nothing ends it; before, whatever is collected might
+        # from here on nothing ends it; before, any garbage collection might
         diversion.stages.add(key)
         _diversions[cls] = diversion
         diversion.begin()
@@ -294,7 +291,7 @@ def _divert(
 
 
 def _leave(cls: type, key: int) -> None:
-    """A stage has no instrument any more; also called wherever it is garbage collected."""
+    """Removes the instrument of a stage; also called when the stage is garbage collected."""
     with _lock:
         diversion = _diversions.get(cls)
         if diversion is not None:

@@ -1,7 +1,7 @@
 """The lineage of elements, as stages declare it: one stage upstream at a time.
 
 A stage of map datasets answers ``_gm_origins(index)``, a stream ``place(pos)``. What they cannot
-know they leave out.
+know is missing there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class UpstreamElement(Value):
     index: int
     epoch: int = 0  # that the index does not count
     components: tuple[Any, ...] = ()  # of a mixture, which one it is
-    # of the random stream that the step draws from for it: (seed, index)
+    # of the random stream that the stage draws from for it: (seed, index)
     seeds: tuple[tuple[int, int], ...] = ()
 
 
@@ -38,8 +38,8 @@ class Place(Value):
         ds: that part.
         last: the index in it that was given last.
         size: elements of it that make one of the iterator's.
-        is_exact: none is left out on the way.
-        epoch: how often an iterator has begun again.
+        is_exact: no element is dropped on the way.
+        epoch: how often an iterator has restarted.
     """
 
     ds: Any
@@ -49,13 +49,13 @@ class Place(Value):
     epoch: int = 0
 
     def in_groups(self, size: int) -> Place:
-        """That of a stage that makes one element of ``size``."""
+        """Returns the place in a stage that makes one element of ``size``."""
         return self.replaced(size=self.size * size)
 
     def with_gaps(self) -> Place:
-        """That of a stage that may leave out elements."""
+        """Returns the place in a stage that may drop elements."""
         return self.replaced(is_exact=False)
 
     def in_epoch(self, epoch: int) -> Place:
-        """That of a stage that has begun again so often."""
+        """Returns the place in a stage that has restarted ``epoch`` times."""
         return self.replaced(epoch=self.epoch + epoch)

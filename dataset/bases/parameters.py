@@ -86,8 +86,8 @@ class Parameters(Value):
         """Validates the values."""
 
     def described(self) -> dict[str, Any]:
-        """The parameters that determine the elements, by name: checkpoints identify pipelines by
-        them.
+        """Returns the parameters that determine the elements, by name: checkpoints identify
+        pipelines by them.
         """
         return {
             name: getattr(self, name)
@@ -96,7 +96,7 @@ class Parameters(Value):
         }
 
     def text(self) -> str:
-        """The text in the parentheses of a stage's text."""
+        """Returns the text in the parentheses of a stage's text."""
         shown = [
             f"{name}={declared.show(getattr(self, name))}"
             for name, declared in self._fields.items()
@@ -122,6 +122,8 @@ NONE = Parameters()
 
 
 def parameters_of(stage: Any) -> Any:
-    """The parameters of a dataset or iterator; empty if they are unknown, as of users' classes."""
+    """Returns the parameters of a dataset or iterator; empty if they are unknown, as of users'
+    classes.
+    """
     found = getattr(stage, "_gm_parameters", NONE)
     return found if isinstance(found, Parameters) else NONE

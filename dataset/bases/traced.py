@@ -1,9 +1,9 @@
 """The lineage of outputs: elements that know their records, and pipelines over such elements.
 
-A *twin* of a pipeline is the same pipeline over ``Traced`` elements. Stages that pass elements on
-are its own, with their own code and states; those with a function have one that makes a ``Traced``
-of a ``Traced``, and calls the user's function only if somebody asks for the element. A stage tells
-its twin by ``_gm_traced(tracing)``.
+A *traced* pipeline is the same pipeline over ``Traced`` elements. Stages that pass elements on
+keep their own code and states. Those with a function have one that makes a ``Traced`` of a
+``Traced``, and calls the user's function only if the element is requested. A stage returns its
+traced version from ``_gm_traced(tracing)``.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Traced:
         return self._rows
 
     @property
-    def pieces(self) -> tuple[LineageRecord, ...]:
+    def records(self) -> tuple[LineageRecord, ...]:
         """All records."""
-        return tuple([piece for row in self.rows for piece in row])
+        return tuple([record for row in self.rows for record in row])
 
     def then(self, function: Callable[[Any], Any], stage: Any) -> Traced:
         """Returns the element that ``function``, of ``stage``, makes of it."""
@@ -97,11 +97,11 @@ class Traced:
         new = Traced(lambda: value, lambda: parted_rows(self, new, name), self.is_batch, name)
         return new
 
-    def with_pieces(self, change: Callable[[LineageRecord], LineageRecord]) -> Traced:
-        """The same element, of whose records more is known."""
+    def with_records(self, change: Callable[[LineageRecord], LineageRecord]) -> Traced:
+        """Returns the same element with its records changed by ``change``."""
         return Traced(
             lambda: self.value,
-            lambda: [tuple([change(piece) for piece in row]) for row in self.rows],
+            lambda: [tuple([change(record) for record in row]) for row in self.rows],
             self.is_batch,
             self.changed_by,
         )
@@ -111,14 +111,14 @@ class Traced:
 
 
 def grouped(make: Callable[[list[Any]], Any], elements: Sequence[Traced]) -> Traced:
-    """The batch that ``make`` makes of ``elements``."""
+    """Returns the batch that ``make`` makes of ``elements``."""
     return Traced(
-        lambda: make([x.value for x in elements]), lambda: [x.pieces for x in elements], True
+        lambda: make([x.value for x in elements]), lambda: [x.records for x in elements], True
     )
 
 
 def side_by_side(elements: Sequence[Traced]) -> Traced:
-    """The tuple of ``elements``: row by row, if all have the same number of rows."""
+    """Returns the tuple of ``elements``: row by row, if all have the same number of rows."""
     rows, is_batch = joined_rows([x.rows for x in elements], any([x.is_batch for x in elements]))
     return Traced(lambda: tuple([x.value for x in elements]), rows, is_batch)
 
@@ -126,9 +126,9 @@ def side_by_side(elements: Sequence[Traced]) -> Traced:
 def joined_rows(parts: Sequence[Rows], is_batch: bool) -> tuple[Rows, bool]:
     if is_batch and len({len(rows) for rows in parts}) == 1:
         return [
-            tuple([piece for row in rows for piece in row]) for rows in zip(*parts, strict=True)
+            tuple([record for row in rows for record in row]) for rows in zip(*parts, strict=True)
         ], True
-    return [tuple([piece for rows in parts for row in rows for piece in row])], False
+    return [tuple([record for rows in parts for row in rows for record in row])], False
 
 
 _FAILED = "_gristmill_failed_rows"
@@ -154,28 +154,28 @@ def noting_failed(function: Callable[[Traced], T]) -> Callable[[Traced], T]:
 
 
 class Tracing:
-    """Makes the traced twin of a pipeline.
+    """Makes the traced version of a pipeline.
 
     Args:
-        is_exact: functions of ``map`` are run, too, where an element is left out if they return
+        is_exact: functions of ``map`` are run, too, where an element is dropped if they return
             ``None``. Otherwise it is assumed that they do not.
     """
 
     def __init__(self, is_exact: bool) -> None:
         self.is_exact = is_exact
-        self.assumes = False  # that some function leaves out nothing
+        self.assumes = False  # that some function drops nothing
         self.computes = False  # functions are called at once, so that they fail in their stages
-        self.faults: list[LineageRecord] = []  # records that were passed over
+        self.faults: list[LineageRecord] = []  # records that were skipped
 
     def note_faults(self, rows: Rows) -> None:
-        """Notes that these records were passed over."""
-        self.faults += [piece for row in rows for piece in row if piece not in self.faults]
+        """Notes that these records were skipped."""
+        self.faults += [record for row in rows for record in row if record not in self.faults]
 
     def note_fault(self, error: Exception) -> None:
         """Notes that the element was skipped that ``error`` is about."""
-        rows, told = vars(error).get(_FAILED, ()), note_at(error)
-        keys = () if told is None else told.failure.record_keys
-        named = [tuple([piece for piece in row if piece.key in keys]) for row in rows]
+        rows, context = vars(error).get(_FAILED, ()), note_at(error)
+        keys = () if context is None else context.failure.record_keys
+        named = [tuple([record for record in row if record.key in keys]) for row in rows]
         self.note_faults(named if any(named) else rows)
 
     @contextlib.contextmanager
@@ -195,7 +195,7 @@ class Tracing:
                 self.note_faults(rows_at(parents_of(steps[event.stage])[0], index)[0])
 
     def of(self, ds: Any) -> Any:
-        """The twin of a stream; of a map dataset that of the stream that it is iterated as.
+        """Returns the traced version of a stream; for a map dataset, of its ``to_iter_dataset()``.
 
         Raises:
             NotImplementedError: one of its stages has none; it is named.
@@ -204,7 +204,7 @@ class Tracing:
         return stream._gm_traced(self)
 
     def over(self, ds: Any, **changed: Any) -> Any:
-        """A copy of the step ``ds`` over the twins of its parents, or over ``_gm_parents``, with
+        """Returns a copy of the stage ``ds`` over its traced parents, or over ``_gm_parents``, with
         other attributes.
         """
         new = copy.copy(ds)
@@ -243,24 +243,26 @@ def refuse_to_trace(stage: DatasetNode) -> NotImplementedError:
 
 
 def rows_at(ds: Any, index: int) -> tuple[Rows, bool]:
-    """The records of the element at ``index`` of a map dataset, row by row, and whether it is a
-    batch. Nothing is read.
+    """Returns the records of the element at ``index`` of a map dataset, row by row, and whether it
+    is a batch. Nothing is read.
 
     Raises:
-        NotImplementedError: a step does not say what its elements are made of.
+        NotImplementedError: a stage does not say what its elements are made of.
     """
     return _rows(ds, index, LineageRecord("", None, 0, index))
 
 
-def _rows(ds: Any, index: int, piece: LineageRecord) -> tuple[Rows, bool]:
-    """``piece`` has what is known of the element at ``index`` so far."""
+def _rows(ds: Any, index: int, record: LineageRecord) -> tuple[Rows, bool]:
+    """Returns the rows of the element at ``index``, of which ``record`` has what is known so
+    far.
+    """
     if not is_of_library(ds):
-        return [(_own_record(ds, index, piece),)], False
+        return [(_own_record(ds, index, record),)], False
     origins: list[UpstreamElement | RecordKey] = list(ds._gm_made_of(index))
     if not origins:
         raise refuse_to_trace(ds)
     makes_batches = ds._gm_makes_batches
-    found = [_rows_of(ds, one, piece, makes_batches) for one in origins]
+    found = [_rows_of(ds, one, record, makes_batches) for one in origins]
     if makes_batches:
         return [tuple([x for row in rows for x in row]) for rows, _ in found], True
     if len(found) == 1:
@@ -274,54 +276,54 @@ def _rows(ds: Any, index: int, piece: LineageRecord) -> tuple[Rows, bool]:
 
 
 def _rows_of(
-    ds: Any, one: UpstreamElement | RecordKey, piece: LineageRecord, is_batch: bool
+    ds: Any, one: UpstreamElement | RecordKey, record: LineageRecord, is_batch: bool
 ) -> tuple[Rows, bool]:
     if isinstance(one, RecordKey):
-        epoch = None if one.epoch is None or piece.epoch is None else piece.epoch + one.epoch
-        index = piece.index if one.sampled is None else one.sampled
-        found = piece.replaced(
+        epoch = None if one.epoch is None or record.epoch is None else record.epoch + one.epoch
+        index = record.index if one.sampled is None else one.sampled
+        found = record.replaced(
             source=ds._gm_record_source,
             key=one.key,
             epoch=epoch,
             index=index,
-            seeds=one.seeds + piece.seeds,
+            seeds=one.seeds + record.seeds,
         )
         return [(found,)], False
-    assert piece.epoch is not None
+    assert record.epoch is not None
     return _rows(
         one.ds,
         one.index,
-        piece.replaced(
-            index=one.index if is_batch else piece.index,
-            epoch=piece.epoch + one.epoch,
-            components=piece.components + one.components,
-            seeds=one.seeds + piece.seeds,
+        record.replaced(
+            index=one.index if is_batch else record.index,
+            epoch=record.epoch + one.epoch,
+            components=record.components + one.components,
+            seeds=one.seeds + record.seeds,
         ),
     )
 
 
-def _own_record(ds: Any, index: Any, piece: LineageRecord) -> LineageRecord:
-    """The record that a user's map dataset reads."""
+def _own_record(ds: Any, index: Any, record: LineageRecord) -> LineageRecord:
+    """Returns the record that a user's map dataset reads."""
     if ds._gm_parents:
         raise refuse_to_trace(ds)
     epoch, key = divmod(index, max(1, len(ds)))
-    return piece.replaced(
+    return record.replaced(
         source=ds._gm_record_source,
         key=key,
-        epoch=None if piece.epoch is None else piece.epoch + epoch,
+        epoch=None if record.epoch is None else record.epoch + epoch,
     )
 
 
 def with_component(component: Any) -> Callable[[Traced], Traced]:
     """Says of elements which component of a mixture they come from."""
-    return lambda x: x.with_pieces(
-        lambda piece: piece.replaced(components=(component, *piece.components))
+    return lambda x: x.with_records(
+        lambda record: record.replaced(components=(component, *record.components))
     )
 
 
 def with_epochs(num: int, elements: Iterable[Any]) -> list[Any]:
-    """Says of ``elements`` that their stream has begun again so often."""
+    """Returns ``elements`` with ``num`` added to the epochs of their records."""
     return [
-        x.with_pieces(lambda p: p.replaced(epoch=None if p.epoch is None else p.epoch + num))
+        x.with_records(lambda p: p.replaced(epoch=None if p.epoch is None else p.epoch + num))
         for x in elements
     ]

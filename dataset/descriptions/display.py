@@ -1,7 +1,7 @@
 """The ``repr`` of a pipeline: a chain that one can read from top to bottom, the source first.
 
 It is for people and says what is known without running anything; a user's object that cannot answer
-is passed over. States and checkpoints tell pipelines apart by ``description`` instead, whose text
+is skipped. States and checkpoints distinguish pipelines by ``description`` instead, whose text
 is complete.
 """
 
@@ -29,15 +29,17 @@ _MAX_NAME = 40
 
 
 class _Showing:
-    """That a pipeline is being shown. Goes with who shows it, also if that is interrupted."""
+    """Marks that a pipeline is being shown. Freed with the call that shows it, also if that is
+    interrupted.
+    """
 
 
 _being_shown: dict[tuple[int, int], ref[_Showing]] = {}  # by pipeline and thread
 
 
 def chain_text(pipeline: Any) -> str:
-    """The stages of a dataset or iterator, one to a line, with their parameters and lengths where
-    these change.
+    """Returns the stages of a dataset or iterator, one to a line, with their parameters and lengths
+    where these change.
 
     The stage that joins several branches is below them; a stage with several consumers is shown
     once. Long chains and many branches are abbreviated in the middle.
@@ -74,32 +76,34 @@ def _chain_text(pipeline: Any) -> str:
 
 
 def stage_name(stage: Any) -> str:
-    """The text of a stage in a chain: on one line, without memory addresses, whatever a user's
-    class makes of it.
+    """Returns the text of a stage in a chain: on one line, without memory addresses, also where a
+    user's class has other text.
     """
     text = without_addresses(one_line(_answer(stage._gm_chain_text, ""), _MAX_LINE))
     return text if text.strip("…") else stage._gm_class_name
 
 
 def stage_length(stage: Any) -> int | None:
-    """``len(stage)``, if it has a length of its own."""
+    """Returns ``len(stage)``, if it has a length of its own."""
     return _answer(lambda: len(stage), None) if has_own_length(stage) else None
 
 
 def length_text(length: int | None) -> str:
-    """The length of a stage in words; nothing if there is none."""
+    """Returns the length of a stage in words; nothing if there is none."""
     if length is None:
         return ""
     return "endless" if length >= sys.maxsize else f"{length:,} element{'s' * (length != 1)}"
 
 
 def stage_inputs(stage: Any) -> Sequence[Any]:
-    """The existing inputs of a dataset or iterator: the call makes no iterator."""
+    """Returns the existing inputs of a dataset or iterator: the call makes no iterator."""
     return list(stage._gm_draws_from)
 
 
 def component_names(stage: Any) -> list[str] | None:
-    """The names of the inputs of a mixture, dataset or iterator, if its components have names."""
+    """Returns the names of the inputs of a mixture, dataset or iterator, if its components have
+    names.
+    """
     names = getattr(stage, "_gm_component_names", None) or getattr(
         getattr(stage, "_stage", None), "_gm_component_names", None
     )
@@ -107,8 +111,8 @@ def component_names(stage: Any) -> list[str] | None:
 
 
 def joined(branches: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of several branches, one after the other, with a bar along them that leads to the
-    next stage.
+    """Returns the lines of several branches, one after the other, with a bar along them that leads
+    to the next stage.
     """
     return [
         ("│  " if j else "├─ " if i else "┌─ ") + line
@@ -118,13 +122,13 @@ def joined(branches: Sequence[Sequence[str]]) -> list[str]:
 
 
 def named(lines: list[str], name: str) -> list[str]:
-    """The lines of a branch, with the name of the component at its beginning."""
+    """Returns the lines of a branch, with the name of the component at its beginning."""
     return [f"{name}: {lines[0]}", *lines[1:]] if name and lines else lines
 
 
 def abbreviated(items: list[Any], limit: int, left_out: Callable[[int], str]) -> list[Any]:
-    """``items``, in place of those in the middle what ``left_out`` makes of their number if there
-    are more than ``limit``.
+    """Returns ``items``, in place of those in the middle what ``left_out`` makes of their number if
+    there are more than ``limit``.
     """
     if len(items) <= limit:
         return items
@@ -171,7 +175,7 @@ def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
 
 
 def _stage_text(stage: Any) -> str:
-    """The name of a stage and its parameters."""
+    """Returns the name of a stage and its parameters."""
     kind = type(stage)
     if (
         not stage._gm_shows_chain

@@ -57,8 +57,8 @@ def _counts_at(it: Any) -> Any:
 
 
 def _places_in(state: Any) -> Iterator[int]:
-    """The number of elements of map datasets that have been read, from the innermost parts of a
-    state.
+    """Yields the number of elements of map datasets that have been read, from the innermost parts
+    of a state.
     """
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
     inner = [place for part in parts for place in _places_in(part)]
@@ -68,8 +68,8 @@ def _places_in(state: Any) -> Iterator[int]:
 
 
 def _nearest(it: Any, is_one: Callable[[Any], bool]) -> Any:
-    """The nearest such iterator to the output: one like that in use, which need not be where that
-    one is.
+    """Returns the nearest such iterator to the output: one like that in use, which need not be
+    where that one is.
     """
     level = [it]
     while level:

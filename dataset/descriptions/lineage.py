@@ -31,9 +31,9 @@ class SourceRecords:
 
 
 def origin(ds: Any, indices: Iterable[int]) -> list[SourceRecords]:
-    """The records that the elements of ``ds`` at ``indices`` are made of.
+    """Returns the records that the elements of ``ds`` at ``indices`` are made of.
 
-    Nothing is read, and no error comes out. What cannot be known is left out: what users' own
+    Nothing is read, and no error comes out. What cannot be known is missing: what users' own
     datasets do, what their sources, samplers and selections raise when they are asked; and what is
     made of thousands of records.
 

@@ -39,8 +39,8 @@ _NOTHING = object()
 
 
 def describe(node: Any) -> dict[str, Any]:
-    """The stage of a dataset or iterator, its parameters, and the same of everything upstream;
-    JSON-able.
+    """Return the stage of a dataset or iterator, its parameters, and the same of everything
+    upstream; JSON-able.
     """
     name = getattr(node, "_gm_stage_name", type(node).__name__)
     upstream = node._gm_described_upstream
@@ -71,7 +71,9 @@ def describe(node: Any) -> dict[str, Any]:
 
 
 def description_text(description: dict[str, Any]) -> str:
-    """A description on one line, inputs first: ``Stage(Stage(...), parameter=..., length=...)``."""
+    """Return a description on one line, inputs first:
+    ``Stage(Stage(...), parameter=..., length=...)``.
+    """
     parents = [description_text(parent) for parent in description.get("parents", ())]
     parameters = [
         f"{key}={value}"
@@ -82,8 +84,8 @@ def description_text(description: dict[str, Any]) -> str:
 
 
 def source_text(source: Any) -> str:
-    """The text of a source in a description: its ``repr`` if another run produces the same one,
-    else its type.
+    """Return the text of a source in a description: its ``repr`` if another run produces the same
+    one, else its type.
     """
     if isinstance(source, list | tuple | np.ndarray):
         return str(type(source))
@@ -91,8 +93,8 @@ def source_text(source: Any) -> str:
 
 
 def short_source_text(source: Any) -> str:
-    """The name of a source in the names of its records: its ``repr``; for a long list or array, its
-    length.
+    """Return the name of a source in the names of its records: its ``repr``; for a long list or
+    array, its length.
     """
     if not isinstance(source, list | tuple | np.ndarray):
         return _text(source)
@@ -103,7 +105,9 @@ def short_source_text(source: Any) -> str:
 
 
 def source_name(source: Any) -> str:
-    """The class of a source and, if it reads files, the name of the first one and their number."""
+    """Return the class of a source and, if it reads files, the name of the first one and their
+    number.
+    """
     kind, paths = type(source).__name__, file_paths(source)
     if not paths:
         return kind
@@ -112,7 +116,7 @@ def source_name(source: Any) -> str:
 
 
 def file_paths(source: Any) -> Sequence[str]:
-    """The files of a source, in their order; empty if it has none."""
+    """Return the files of a source, in their order; empty if it has none."""
     paths = getattr(source, "paths", None) or getattr(
         getattr(source, "_files", None), "paths", None
     )
@@ -137,8 +141,8 @@ def source_files(source: Any) -> list[str] | None:
 
 
 def source_first(node: Any) -> Iterator[Any]:
-    """All datasets upstream of ``node``, and that itself, in the order in which its text names
-    them.
+    """Yield all datasets upstream of ``node``, and that itself, in the order in which its text
+    names them.
     """
     for parent in node._gm_parents:
         yield from source_first(parent)
@@ -146,7 +150,9 @@ def source_first(node: Any) -> Iterator[Any]:
 
 
 def few_files(files: Sequence[str], most: int) -> list[str]:
-    """``files``, of which the last ones are joined in a hash if there are more than ``most``."""
+    """Return ``files``, of which the last ones are joined in a hash if there are more than
+    ``most``.
+    """
     if len(files) <= most:
         return list(files)
     rest = files[most - 1 :]
@@ -159,14 +165,14 @@ def few_files(files: Sequence[str], most: int) -> list[str]:
 def source_difference(
     saved: Any, own: Any, saved_files: Any, own_files: Sequence[str] | None
 ) -> str | None:
-    """``None`` if a source has the data of the one that was saved; else what is known of the
+    """Return ``None`` if a source has the data of the one that was saved; else what is known of the
     difference beyond their texts.
 
     Args:
         saved: the text of the source then.
         own: the text of the source here.
         saved_files: its files then; ``None`` if nothing is known of them, as in what Grain writes.
-        own_files: its files here; ``None`` if it is not made of files that may lie elsewhere.
+        own_files: its files here; ``None`` if it is not made of files that may be moved.
     """
     if own_files is not None and saved_files is not None:
         difference = _file_difference(saved_files, own_files)
@@ -184,7 +190,7 @@ def source_difference(
 
 
 def _file_difference(saved: Any, own: Sequence[str]) -> str | None:
-    """The first file that is another one, in words."""
+    """Return the first file that is another one, in words."""
     for i, (then, now) in enumerate(
         zip_longest(saved if isinstance(saved, list) else [saved], own, fillvalue=_NOTHING)
     ):
@@ -197,13 +203,13 @@ def _file_difference(saved: Any, own: Sequence[str]) -> str | None:
 
 
 def _without_paths(text: Any) -> Any:
-    """The text of a source without what says where files lie."""
+    """Returns the text of a source without the paths of its files."""
     return re.sub("hash_of_paths=[0-9a-f]*", "", text) if isinstance(text, str) else text
 
 
 def complete_repr(value: Any) -> str:
-    """``repr(value)``; of a dataset, whose ``repr`` is for people and may be abbreviated, all of it
-    on one line.
+    """Return ``repr(value)``; of a dataset, whose ``repr`` is for people and may be abbreviated,
+    all of it on one line.
 
     States and checkpoints have it, for other processes and later versions to compare.
     """
@@ -293,7 +299,9 @@ def _parts_that_differ(then: Any, now: Any) -> list[str]:
 
 
 def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | None:
-    """``None`` if two stages agree in a parameter, else what there is to say beyond both values."""
+    """Return ``None`` if two stages agree in a parameter, else what there is to say beyond both
+    values.
+    """
     if key in _NOT_COMPARED:
         return None
     if key == "source":
@@ -304,7 +312,7 @@ def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | N
 
 
 def as_json(value: Any) -> Any:
-    """A parameter as written in a description."""
+    """Return a parameter as written in a description."""
     if isinstance(value, np.generic):
         value = value.item()
     return value if value is None or isinstance(value, bool | int | float | str) else _text(value)

@@ -13,7 +13,7 @@ from typing import Any
 from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.stream import Pos, Stream
-from gristmill.dataset.errors.context import has_arrived
+from gristmill.dataset.errors.context import end_error_context
 from gristmill.dataset.states.values import Fetched, LinearStates
 
 _BLOCK_SECONDS = 0.001  # elements that there are after this time are handed over
@@ -31,7 +31,7 @@ class Growing:
 
 
 class SavedPositions(Sequence[Any]):
-    """The states of positions, each made when it is asked for.
+    """The states of positions, each made when it is requested.
 
     Args:
         stream: the stream.
@@ -175,5 +175,5 @@ class StreamBlocks:
             self.stopped = self._arrived(error)
 
     def _arrived(self, error: BaseException) -> BaseException:
-        has_arrived(error)
+        end_error_context(error)
         return error

@@ -74,12 +74,12 @@ class BucketPlan:
 
     Args:
         ds: the dataset.
-        lengths: of the elements of the source, or whatever ``base_of(ds)`` is.
+        lengths: of the elements of the source, or of ``base_of(ds)``.
         boundaries: of the buckets.
         rows: of a batch, for each bucket.
         window: elements of ``ds`` that are looked at together.
         seed: that of the order of batches.
-        drop_remainder: whether batches with fewer rows, at the end of an epoch, are left out.
+        drop_remainder: whether batches with fewer rows, at the end of an epoch, are dropped.
         keep_long: whether what is longer than the last boundary is in the last bucket, or nowhere.
 
     Raises:
@@ -126,7 +126,7 @@ class BucketPlan:
         self._begin()
 
     def members(self, index: int) -> BucketElements:
-        """The elements of the batch at ``index``; ``num_batches`` must not be 0."""
+        """Returns the elements of the batch at ``index``; ``num_batches`` must not be 0."""
         number, position = divmod(index, self.num_batches)
         with self._lock:
             epoch = self._epoch(number)
@@ -144,7 +144,7 @@ class BucketPlan:
     def _collected(
         self, number: int, epoch: _Epoch, window: int, bucket: int, batch: int
     ) -> BucketElements:
-        """The elements of a batch that ends in ``window``."""
+        """Returns the elements of a batch that ends in ``window``."""
         start = batch * int(self._rows[bucket])
         stop = min(start + int(self._rows[bucket]), int(epoch.counts[window + 1][bucket]))
         positions: list[int] = []
@@ -185,7 +185,7 @@ class BucketPlan:
             )
 
     def _num_cut(self, counts: NDArray[np.int64], is_end: bool = False) -> NDArray[np.int64]:
-        """The number of batches that are cut from the given numbers of elements."""
+        """Returns the number of batches that are cut from the given numbers of elements."""
         rest = self._rows - 1 if is_end and not self._drop else 0
         cut: NDArray[np.int64] = (counts + rest) // self._rows
         return cut
@@ -194,7 +194,7 @@ class BucketPlan:
         return self._num_cut(epoch.counts[window + 1], is_end=window + 1 == self._num_windows)
 
     def _order(self, number: int, epoch: _Epoch, window: int) -> NDArray[np.int64]:
-        """The order of the batches of a window."""
+        """Returns the order of the batches of a window."""
         if epoch.order is None or epoch.order[0] != window:
             num = epoch.num_batches[window + 1] - epoch.num_batches[window]
             epoch.order = (
@@ -230,19 +230,19 @@ class BucketPlan:
         return _Window(by_bucket[: starts[-1]] + start, lengths[by_bucket[: starts[-1]]], starts)
 
     def _keys(self, indices: Indices) -> NDArray[np.int64]:
-        """The keys under which the lengths of the elements at ``indices`` are stored."""
+        """Returns the keys under which the lengths of the elements at ``indices`` are stored."""
         _, found = farthest_behind(self._ds, indices)
         keys = as_array(found, 2**63 - 1) % len(self._lengths)
         return keys.astype(np.int64, copy=False)
 
     def _count(self) -> tuple[NDArray[np.int64], int]:
-        """The number of elements of an epoch in each bucket, and the number of elements that are
-        too long.
+        """Returns the number of elements of an epoch in each bucket, and the number of elements
+        that are too long.
         """
         times, rest = (
             divmod(self._num_elements, len(self._lengths)) if len(self._lengths) else (0, 0)
         )
-        if not rest:  # in whatever order
+        if not rest:  # in any order
             *counts, num_long = (self._lengths.per_bucket(self._boundaries) * times).tolist()
             counts[-1] += num_long if self._keep_long else 0
             return np.array(counts, np.int64), num_long
@@ -264,8 +264,8 @@ class BucketPlan:
 
 
 def base_of(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """The dataset whose elements are measured: the source, if every element of ``ds`` is one of its
-    records.
+    """Returns the dataset whose elements are measured: the source, if every element of ``ds`` is
+    one of its records.
 
     Raises:
         ValueError: that has other elements in other epochs, as a mixture has.
@@ -285,7 +285,7 @@ def base_of(ds: MapDataset[Any]) -> MapDataset[Any]:
 
 def _epochs_differ(ds: MapDataset[Any], how: str) -> ValueError:
     return ValueError(
-        f"bucket_batch needs the same elements in every epoch, in whatever order, but {ds} has"
+        f"bucket_batch needs the same elements in every epoch, in any order, but {ds} has"
         f" others ({how}). Take a part of a dataset before it is shuffled, ds[:n].shuffle(), not"
         " after; make batches of every component of a mixture, and mix these; or use"
         " to_iter_dataset().bucket_batch(length_fn, ...)"

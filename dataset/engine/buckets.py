@@ -14,7 +14,7 @@ from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.engine.packing import Collected, Collecting, less
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.transforms.batching import Allocate, BufferPool
 from gristmill.transforms.ragged import Padding
 
@@ -97,7 +97,7 @@ class BucketBatch(Collecting[Buckets]):
             try:
                 made = [self._batch(found.made, found.made.full)]
             except Exception as error:
-                tell(error, self)
+                add_error_context(error, self)
                 self.keep(cell, found, error)
                 cell.past_failed = partial(self._pass_batch, cell, found)
                 raise
@@ -175,7 +175,7 @@ class BucketBatch(Collecting[Buckets]):
         cell.pos = found.pos = self._pos(found)
 
     def _pass_batch(self, cell: Cell, found: Collected[Buckets]) -> None:
-        """Leave out a batch that cannot be made."""
+        """Skip a batch that cannot be made."""
         self._empty(cell, found)
         found.resume, self._kept = (found.after, self.records()), found
 

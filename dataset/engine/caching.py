@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag
-from gristmill.dataset.engine.choices import Records, Refilling
+from gristmill.dataset.engine.choices import Records, Replaying
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 
 _END: Any = object()
 
 
-class Cache(Refilling):
+class Cache(Replaying):
     """The parent's elements, kept in memory.
 
     The position: a position of the parent; the number of elements so far; true if the parent has
@@ -107,7 +107,7 @@ class Cache(Refilling):
         cell.pos = parent if is_known else memory.end, num, True, skipped, records
 
     def _memory_at(self, cell: Cell) -> _Memory:
-        """Return what is in memory, as far as it came before the position of ``cell``."""
+        """Return what is in memory, of elements before the position of ``cell``."""
         _, num, _, skipped, records = cell.pos
         memory, choices = self._memory, self.choices
         if memory is not None:

@@ -7,7 +7,7 @@ again, from a position on, *replays* them. It owns ``Choices``: a record of the 
 made upstream since that position, which is part of its own position and of its state. Stages
 upstream ask the record first, and do what it says.
 
-A known choice that cannot be made any more, as its component was dropped, is passed over: the stage
+A known choice that cannot be made any more, as its component was dropped, is skipped: the stage
 asks for the next one. So the stage that replays sees at the number of choices which element is
 missing, if it knows that each choice gave one of its elements at most (``mixture``). Otherwise
 dropping is refused.
@@ -30,8 +30,8 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.engine.draws import Delivery, Draw, SavedDraws, count_in, names_lost, needed
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
-from gristmill.dataset.states.refilling import refilling
-from gristmill.dataset.states.turns import DrawLog
+from gristmill.dataset.states.draw_log import DrawLog
+from gristmill.dataset.states.replaying import replaying
 from gristmill.dataset.states.values import copied, given
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
@@ -119,18 +119,18 @@ class Choices:
 
     @property
     def num_asked(self) -> int:
-        """The number of choices that were asked for."""
+        """The number of choices that were requested."""
         return sum(self.counts.values())
 
     @property
     def are_new(self) -> bool:
-        """True if more was asked for than is known: what was chosen last is of no element of an
+        """True if more was requested than is known: what was chosen last is of no element of an
         earlier run.
         """
         return any([num > self.until.get(key, 0) for key, num in self.counts.items()])
 
     def note(self, key: str, choice: Any) -> None:
-        """Record that the choice that was asked for last is ``choice``, which is unusual."""
+        """Record that the choice that was requested last is ``choice``, which is unusual."""
         num = self.counts[key]
         self._made.setdefault(key, []).append((num - 1, choice))
         if num > self.until.get(key, 0) and self.outer is not None:
@@ -181,7 +181,7 @@ class Choices:
         }
 
     def repeat(self, nums: Mapping[str, int]) -> None:
-        """Make so many recorded choices of each stage again, in place of the stage."""
+        """Make ``nums[key]`` recorded choices of each stage again, in place of the stage."""
         for key, num in nums.items():
             for _ in range(num):
                 choice = self.ask(key)
@@ -294,7 +294,7 @@ def number_choosers(stream: Stream, prefix: str = "", start: int = 0) -> int:
     return start
 
 
-class Refilling(Layer):
+class Replaying(Layer):
     """A layer that replays the elements after the parent's position in its own.
 
     The records of the choices since then are the last item of its position.
@@ -346,7 +346,7 @@ class Refilling(Layer):
     def load(self, state: Any) -> Pos:
         is_mapping = isinstance(state, Mapping)
         records = self._load_records(state) if is_mapping else ()
-        with refilling(self, None if is_mapping and "choices" in state else self.held(state)):
+        with replaying(self, None if is_mapping and "choices" in state else self.held(state)):
             return *self.load_layer(state), records
 
     def held(self, state: Any) -> str | None:
@@ -433,8 +433,8 @@ class Refilling(Layer):
         """Return true if a state from before there were records says that the element that is held
         is gone.
         """
-        turns = DrawLog.of(state, self)
-        return turns is not None and turns.last_is_gone
+        log = DrawLog.of(state, self)
+        return log is not None and log.last_is_gone
 
     def is_missing(self) -> bool:
         """Return true if the element that was held is gone: the parent has yielded another one

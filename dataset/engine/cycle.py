@@ -109,8 +109,8 @@ class Interleave(Stream):
     def open_iterators(self) -> Sequence[DatasetIterator[Any]]:
         return self.members.iterators
 
-    def tell_opened(self, tell: Callable[[Any], None] | None) -> None:
-        self.members.opener.ctx.joined = tell
+    def report_opened(self, report: Callable[[Any], None] | None) -> None:
+        self.members.opener.ctx.joined = report
 
     def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
         self.members.join(self.ctx, self.key)

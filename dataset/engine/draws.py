@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int
-from gristmill.dataset.states.turns import packed, unpacked
+from gristmill.dataset.states.draw_log import packed, unpacked
 from gristmill.dataset.states.values import copied, given
 
 # components in the record of a state that were dropped, although elements of them are needed
@@ -17,7 +17,7 @@ LOST = "lost"
 
 # What became of a draw.
 ELEMENT = 0  # the component gave an element
-# its element is left out: it was delivered, and the others of its group make other outputs
+# its element is not needed: it was delivered, and the rest of its group makes other outputs
 DELIVERED = 1
 EXHAUSTED = 2  # the component had no element left
 END = 3  # the mixture ended
@@ -126,7 +126,7 @@ class SavedDraws(NamedTuple):
         return self._replace(names=tuple([None if name in gone else name for name in self.names]))
 
     def passing(self, num_rows: int) -> SavedDraws:
-        """Return the same when what is in the first outputs of the stage is left out."""
+        """Return the same without elements of the first outputs of the stage."""
         rows: Iterable[int] = (
             repeat(-1) if self.delivery is None or not self.delivery.rows else self.delivery.rows
         )
@@ -146,7 +146,7 @@ class SavedDraws(NamedTuple):
         ]
 
     def names_drawn(self) -> set[str]:
-        """Return the names of components of which there are elements."""
+        """Return the names of components that have given elements."""
         places = {code // _NUM_KINDS for code in self.codes if code % _NUM_KINDS == ELEMENT}
         return {name for place in places if (name := self.names[place]) is not None}
 
@@ -170,7 +170,7 @@ def names_lost(saved: Any) -> list[str]:
 def needed(names: Sequence[str], owner: object) -> StateMismatchError:
     """Return the error of a mixture that lacks components whose elements are held downstream."""
     return StateMismatchError(
-        f"a step behind {owner} holds elements of components that the mixture does not have any"
+        f"a stage after {owner} holds elements of components that the mixture does not have any"
         f" more, {names!r:.200}, and it is not known which others it holds: it fills itself again,"
         " which needs them. Keep them in the mixture, with the weight 0 in a Schedule, until these"
         " elements have come; then they can be dropped"

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.context import ALL_NUMBERS
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, observed, pass_outputs
-from gristmill.dataset.errors.context import instead_of_stop, tell_at_place
+from gristmill.dataset.errors.context import add_error_place, instead_of_stop
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.transforms.batching import Allocate
 
@@ -44,7 +44,7 @@ class Each(Stream):
         return run if self.wrap is None else observed(run, self)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        """As ``run``, quicker: it keeps an element of the parent until the next one is
+        """Runs as ``run``, but faster: keeps an element of the parent until the next one is
         requested.
         """
         fn, with_nones = self.fn, self.with_nones
@@ -80,7 +80,7 @@ def unless_none(fn: Fn, x: Any) -> Any:
 
 
 class Keep(Stream):
-    """The elements of the parent that ``fn`` accepts; ``guard`` is told how many these are."""
+    """Elements of the parent that ``fn`` accepts; ``guard`` counts them."""
 
     flow = "dropping"
 
@@ -98,7 +98,7 @@ class Keep(Stream):
                 keeps = bool(fn(x))
                 decisions.append(keeps)
                 if len(decisions) >= WINDOW:
-                    self.guard.judge(decisions, self.ctx.options)
+                    self.guard.check(decisions, self.ctx.options)
             except Exception as error:
                 self.fail(error, cell)
                 raise
@@ -156,7 +156,7 @@ class Numbered(Layer):
     def merge(self, states: Any) -> Any:
         key = self.keys[1]
         if isinstance(states, Mapping):
-            raise StateMismatchError(f"states of single datasets do not tell the {key} of {self}")
+            raise StateMismatchError(f"states of single datasets do not have the {key} of {self}")
         counts = {state_count(state, key, self) for state in states}
         if len(counts) != 1:
             raise StateMismatchError(
@@ -252,7 +252,7 @@ class BatchStream(Stream):
         pass_outputs(self.parent, cell, num)
 
     def fail(self, error: Exception, cell: Cell) -> None:
-        tell_at_place(error, self, lambda: self.place(cell.settle()))
+        add_error_place(error, self, lambda: self.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(self)) from error
 

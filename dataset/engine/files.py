@@ -17,7 +17,7 @@ from gristmill.dataset.bases.cells import LineageRecord
 from gristmill.dataset.bases.parameters import Described, Parameters
 from gristmill.dataset.bases.traced import Traced
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.sources.storage.files import is_url
 
 R = TypeVar("R")
@@ -115,7 +115,7 @@ class FileStream(Reading):
             return use(self._file, arg)
         except BaseException as error:
             self.close_file()
-            tell(error, self)
+            add_error_context(error, self)
             raise
 
     def absolute_path(self) -> str | os.PathLike[str]:

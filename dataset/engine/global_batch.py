@@ -175,9 +175,9 @@ class GlobalBatch(Stream):
             next_at = self._after(at)
             if self._budgets is not None:
                 self._now = step.after.place, next_at
-                excess = self._budgets.judge(0, None, partial(self.save, self._now))
-                if excess is not None:
-                    raise excess
+                exceeded = self._budgets.check(0, None, partial(self.save, self._now))
+                if exceeded is not None:
+                    raise exceeded
             if self._ahead:
                 self._ahead_from = _UNKNOWN
                 self._ahead.popleft()
@@ -381,7 +381,7 @@ class GlobalBatchIterator(StreamIterator[T]):
 
     def __init__(self, stage: GlobalBatchIterDataset[T], rows: Any) -> None:
         if isinstance(rows, RoundRobinIterator):
-            rows.judge_by([])  # this stage does so
+            rows.use_limits([])  # this stage does so
         super().__init__(stage, [rows], GlobalBatch)
         watch_if_tracked(self, collected_options(stage))
 
@@ -425,7 +425,7 @@ def _counts(parts: list[Part]) -> list[tuple[int, ...]]:
 
 
 def _leaving_out(ds: GlobalBatchIterDataset[Any]) -> str:
-    """Return the stages that may leave out elements although lengths count them, in words."""
+    """Return the names of stages that may drop elements although lengths count them."""
     functions = (MapMapDataset, RandomMapMapDataset, MapWithIndexMapDataset)
     found = [node for node in ancestors(ds) if isinstance(node, functions)] or [
         x for x in ancestors(ds) if not x._gm_parents

@@ -13,9 +13,9 @@ from typing import Any
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.permutation import shuffled_order
 from gristmill.core.state import shown, state_count
-from gristmill.dataset.engine.choices import Choices, Records, Refilling
+from gristmill.dataset.engine.choices import Choices, Records, Replaying
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.states.turns import TURNS, DrawLog, packed, unpacked
+from gristmill.dataset.states.draw_log import DRAW_LOG, DrawLog, packed, unpacked
 from gristmill.dataset.states.values import given
 
 _GONE: Any = object()  # in the place of an element of a component that was dropped
@@ -23,7 +23,7 @@ _SOURCES = "from_choices"  # in a state: which choice gave each element of a win
 _MOST = 64  # outputs of a window after which it is looked up how many are wanted
 
 
-class Window(Refilling):
+class Window(Replaying):
     """The parent's elements, shuffled within windows of ``size``.
 
     The position: the parent's before the window, the number of the window, how many of its
@@ -50,7 +50,7 @@ class Window(Refilling):
         *plain, sources = pos
         state = super().save_layer(tuple(plain))
         if isinstance(sources, DrawLog):
-            return {**state, TURNS: sources.saved()}
+            return {**state, DRAW_LOG: sources.saved()}
         return {**state, _SOURCES: packed(sources)} if sources else state
 
     def load_layer(self, state: Any) -> Pos:
@@ -62,9 +62,9 @@ class Window(Refilling):
             )
         # Grain before 0.2.16 counted a window when it read the next one.
         number += "parent_exhausted" in state and taken == self.size
-        turns = DrawLog.of(state, self)
-        if turns is not None and not all(turns.are_there()):
-            return start, number, taken, turns
+        log = DrawLog.of(state, self)
+        if log is not None and not all(log.are_there()):
+            return start, number, taken, log
         try:
             return start, number, taken, tuple(unpacked(given(state.get(_SOURCES, ()))))
         except Exception:
@@ -119,7 +119,7 @@ class Window(Refilling):
         self.inner.wanted = self.size
         try:
             if isinstance(sources, DrawLog):
-                self._read_turns(window, sources)
+                self._read_draw_log(window, sources)
             elif self.choices is not None:
                 sources = self._read_choices(window, sources, self.choices)
             else:
@@ -172,11 +172,11 @@ class Window(Refilling):
             found.append(num_asked() - 1)
         return () if found == [*range(num_asked())] else tuple(found)
 
-    def _read_turns(self, window: list[Any], turns: DrawLog) -> None:
+    def _read_draw_log(self, window: list[Any], log: DrawLog) -> None:
         """Read a window of which a state from before there were records of choices says what is
         gone.
         """
-        run, are_there = self.parent.run(self.inner), turns.are_there()
+        run, are_there = self.parent.run(self.inner), log.are_there()
         for is_there in are_there:
             window.append(next(run, _GONE) if is_there else _GONE)
         if are_there.count(True) > len([x for x in window if x is not _GONE]):
@@ -206,7 +206,7 @@ def _in_window(
     return start, number + (not left), num - len(left), sources, records
 
 
-class Spread(Refilling):
+class Spread(Replaying):
     """The items that ``split`` makes of each element of the parent, without ``None`` unless it is
     an element.
 

@@ -15,11 +15,11 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.errors.context import deliver, tell
+from gristmill.dataset.errors.context import add_error_context, deliver
 from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.watching import tell_of_faults
+from gristmill.dataset.watching import report_faults_of
 
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
@@ -77,7 +77,7 @@ class StreamIterator(DatasetIterator[T_co]):
         self._gm_counts_faults = self._gm_counts_faults or engine.counts_faults
         adopt(self, parents)
         if engine.counts_faults:
-            engine.tell_faults = tell_faults_of(self)
+            engine.report_faults = fault_reporter_of(self)
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
@@ -166,8 +166,8 @@ class StreamIterator(DatasetIterator[T_co]):
         Args:
             state: from ``get_state`` of an iterator of an equal pipeline; of mixtures with names,
                 weights and components may be other.
-            drop: names of components of mixtures whose positions are to be forgotten, as the
-                mixture does not have them any more.
+            drop: names of components of mixtures whose positions are discarded, as the mixture does
+                not have them any more.
         """
         if drop:
             state = without_components(state, as_names(drop))
@@ -307,14 +307,14 @@ def adopt(it: StreamIterator[Any], parents: Sequence[DatasetIterator[Any]]) -> N
             parent._part_of = owner, i
 
 
-def tell_faults_of(it: StreamIterator[Any]) -> Callable[[str, int], None]:
-    """Return what tells the observer of ``it`` of skipped elements."""
-    return partial(_tell_faults, weakref.ref(it))
+def fault_reporter_of(it: StreamIterator[Any]) -> Callable[[str, int], None]:
+    """Return a function that reports skipped elements to the observer of ``it``."""
+    return partial(_report_faults, weakref.ref(it))
 
 
-def _tell_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -> None:
-    """Tell the observer of an iterator that a stage has skipped ``num`` more elements."""
-    tell_of_faults(it(), stage, num)
+def _report_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -> None:
+    """Report to the observer of an iterator that a stage has skipped ``num`` more elements."""
+    report_faults_of(it(), stage, num)
 
 
 def adds_no_state(it: Any) -> bool:
@@ -407,7 +407,7 @@ class IteratorStream(Stream):
             try:
                 elements = [*islice(it, 1)]
             except Exception as error:
-                tell(error, it)
+                add_error_context(error, it)
                 cell.past_failed = partial(self._pass, cell, start)
                 raise
             cell.pos = self._at = self._here()

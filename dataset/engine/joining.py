@@ -1,4 +1,4 @@
-"""Streams of stages that repeat one parent or draw from several in step."""
+"""Streams of stages that repeat one parent or draw from several in lockstep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal, pass_outputs
-from gristmill.dataset.errors.context import tell_epoch, told
+from gristmill.dataset.errors.context import add_error_epoch, with_error_context
 
 _END: Any = object()
 _REMEDY = "pass strict=False to end with the shortest"
@@ -50,7 +50,7 @@ class Repeat(Layer):
                     yield from islice(run, None)  # which does not close the run
             except Exception as error:
                 cell.end_block()
-                tell_epoch(error, self, epoch)
+                add_error_epoch(error, self, epoch)
                 if inner.past_failed is not None:  # else the position is past the element already
                     cell.past_failed = partial(self._pass, cell, epoch)
                 raise
@@ -68,7 +68,7 @@ class Repeat(Layer):
 
     def _refuse_empty(self) -> None:
         reason = f"an epoch of {self.parent} has no elements, so repeating it would never end"
-        raise told(ValueError(f"{self} cannot continue: {reason}"), self)
+        raise with_error_context(ValueError(f"{self} cannot continue: {reason}"), self)
 
     def _pass(self, cell: Cell, epoch: int) -> None:
         self.inner.pass_failed()
@@ -167,7 +167,7 @@ class Zip(Stream):
         """
         if first:
             cell.past_failed = partial(self._pass, cell, first)
-            raise told(
+            raise with_error_context(
                 ValueError(
                     f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}:"
                     f" {_REMEDY}"
@@ -177,7 +177,7 @@ class Zip(Stream):
         for i, run in enumerate(runs[1:], 1):
             cell.past_failed = partial(self._pass, cell, i)
             if next(run, _END) is not _END:
-                raise told(
+                raise with_error_context(
                     ValueError(
                         f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}"
                     ),

@@ -16,12 +16,12 @@ from gristmill.dataset.bases.context import collected_options
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.node import ancestors, makes_choices, tolerances
-from gristmill.dataset.engine.choices import Records, Refilling, number_choosers
+from gristmill.dataset.engine.choices import Records, Replaying, number_choosers
 from gristmill.dataset.engine.elements import BatchStream
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.recording import key_prefix
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, pass_outputs
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.states.values import states_by_index
 from gristmill.dataset.workers.task import share_threads
@@ -39,7 +39,7 @@ NEVER = -1
 Rows: TypeAlias = tuple[list[Any], int]  # of a lane, and how many of them are elements
 
 
-class PaddedLane(Refilling):
+class PaddedLane(Replaying):
     """The next ``size`` elements of a lane, step by step and without end. When it has ended, copies
     of its last element take the place of elements.
 
@@ -102,8 +102,8 @@ class PaddedLane(Refilling):
             yield made.pop()
 
     def _begin(self, cell: Cell) -> list[Any]:
-        """Move the parent to after the last step before ``cell.pos``; return its last element in a
-        list, which is empty if there is none.
+        """Move the parent past its last element before ``cell.pos``; return that in a list, which
+        is empty if there is none.
         """
         before, num, records = cell.pos
         held = self._held
@@ -163,7 +163,7 @@ class LaneRows(Stream):
     _lanes: Sequence[Lane] = ()
     _is_closed = False
     _key = ""
-    _tell: Callable[[Any], None] | None = None  # is told of the iterators of lanes
+    _tell: Callable[[Any], None] | None = None  # called with the iterators of lanes
 
     def __init__(self, stage: LaneRowsIterDataset) -> None:
         self.makes_choices = makes_choices(stage)  # in the lanes
@@ -264,7 +264,7 @@ class LaneRows(Stream):
         try:
             return self._stack(rows)
         except Exception as error:
-            tell(error, self)
+            add_error_context(error, self)
             cell.past_failed = partial(setattr, cell, "pos", after)
             raise
 
@@ -314,8 +314,8 @@ class LaneRows(Stream):
     def open_iterators(self) -> Sequence[DatasetIterator[Any]]:
         return [] if self._is_closed else [lane.it for lane in self._opened()]
 
-    def tell_opened(self, tell: Callable[[Any], None] | None) -> None:
-        self._tell = tell
+    def report_opened(self, add_error_context: Callable[[Any], None] | None) -> None:
+        self._tell = add_error_context
 
     def allocate_with(self, allocate: Allocate) -> None:
         if self._stack is not None and hasattr(self._stack, "allocate_with"):

@@ -196,7 +196,7 @@ class Members:
         self.opener.close()
 
     def drop(self) -> None:
-        """Close as far as that needs no wait."""
+        """Close without waiting."""
         streams, self._open = self.streams, {}
         for stream in streams:
             stream.drop()

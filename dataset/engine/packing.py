@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.parameters import Described, Parameters
-from gristmill.dataset.engine.choices import Records, Refilling
+from gristmill.dataset.engine.choices import Records, Replaying
 from gristmill.dataset.engine.draws import Delivery
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.states.refilling import refilling
-from gristmill.dataset.states.turns import DrawLog
+from gristmill.dataset.states.draw_log import DrawLog
+from gristmill.dataset.states.replaying import replaying
 from gristmill.transforms.bin_packing import Bins
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 from gristmill.transforms.pack_layout import PackedRows
@@ -40,7 +40,7 @@ class Collected(Generic[M]):
         num: the number of the next element, counted from where the collection began.
         after: the parent's position before that element.
         counts: how many choices each stage upstream had made there.
-        skipped: numbers of elements that are left out.
+        skipped: numbers of elements that are skipped.
         next: the next element, if it has been read.
         is_last: the parent has ended.
         made: what the stage has made of the elements.
@@ -61,7 +61,7 @@ class Collected(Generic[M]):
         self.resume: tuple[Pos, Records] = pos[0], ()
 
 
-class Collecting(Refilling, Generic[M]):
+class Collecting(Replaying, Generic[M]):
     """A layer that collects elements whose number is not known beforehand.
 
     What it has collected when computing the next element fails is kept, so that ``next`` continues
@@ -169,7 +169,7 @@ class Collecting(Refilling, Generic[M]):
             state: the state.
             held: what is computed again there, in words.
         """
-        with refilling(self, None if "choices" in state else held):
+        with replaying(self, None if "choices" in state else held):
             return self.parent.load(state_field(state, self.keys[0], self))
 
     def load_skipped(self, state: Mapping[str, Any]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Choices, Records
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
-from gristmill.dataset.errors.context import has_arrived
+from gristmill.dataset.errors.context import end_error_context
 from gristmill.dataset.states.values import copied
 
 _BLOCK_SECONDS = 0.001  # a thread looks after this time whether it is still wanted
@@ -37,7 +37,7 @@ class Pulled:
         stream: the stream.
         cell: where it is.
         choices: those that are known, for stages upstream; ``None`` if nothing is recorded.
-        it: the iterator of the stream, which is closed when nobody needs it.
+        it: the iterator of the stream, which is closed when it is no longer needed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Pulled:
                     return num_put, None
             return num_put, None if num_put == num else End(*self._here())
         except Exception as error:
-            has_arrived(error)
+            end_error_context(error)
             return num_put, error
         except BaseException as error:
             return num_put, error

@@ -143,7 +143,7 @@ class Read(Stream):
             if skips:
                 decisions.append(x is not None)
                 if len(decisions) >= WINDOW:
-                    self.guard.judge(decisions, self.ctx.options)
+                    self.guard.check(decisions, self.ctx.options)
             index += 1
             cell.pos = index
             if x is not None or not skips:
@@ -187,7 +187,7 @@ class Read(Stream):
 
     @cached
     def _reads_many(self) -> bool:
-        """True if elements that are asked for together are read before they are requested."""
+        """True if elements of one request are read before they are requested one by one."""
         return self.ds._gm_draws_blocks or self.ds._gm_draws_many
 
     def has_gaps(self) -> bool:

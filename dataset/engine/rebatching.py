@@ -10,9 +10,9 @@ from typing import Any
 from gristmill.core import tree
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count
-from gristmill.dataset.engine.choices import Records, Refilling
+from gristmill.dataset.engine.choices import Records, Replaying
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.transforms.batching import Allocate, BufferPool, join_arrays
 
 _END: Any = object()
@@ -20,7 +20,7 @@ _END: Any = object()
 Leaves = list[Any]  # of a batch, or the rows of one that are in another
 
 
-class Rebatch(Refilling):
+class Rebatch(Replaying):
     """Batches of ``size`` consecutive rows of the parent's batches.
 
     The position: the parent's before the batch that is being cut, and how many of its rows were
@@ -104,7 +104,7 @@ class Rebatch(Refilling):
                         f" rows there, got {row}"
                     )
             except Exception as error:
-                tell(error, self)
+                add_error_context(error, self)
                 raise
             return leaves
         except Exception:
@@ -115,7 +115,7 @@ class Rebatch(Refilling):
         try:
             return self._rows.joined(pieces)
         except Exception as error:
-            tell(error, self)
+            add_error_context(error, self)
             raise
 
     def _pass(self, cell: Cell) -> None:
@@ -162,7 +162,7 @@ class _Rows:
         """Return the leaves of a batch.
 
         Raises:
-            ValueError, TypeError: it is none, or not like the first one.
+            ValueError, TypeError: it is no batch, or not like the first one.
         """
         flatten = self._flatten or tree.flattener()
         leaves: Leaves

@@ -17,7 +17,7 @@ from gristmill.dataset.bases.node import (
 )
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.cycle import ENDED, RUNNING, SAID_TO_HAVE_ENDED, parts, replaced
-from gristmill.dataset.engine.iterators import StreamIterator, tell_faults_of
+from gristmill.dataset.engine.iterators import StreamIterator, fault_reporter_of
 from gristmill.dataset.engine.recording import add_choices, state_in
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.executors.known import KnownShards
@@ -37,7 +37,7 @@ _MOST_CHANGES = 64  # of a log, besides one for each shard
 
 
 class RoundRobin(Stream):
-    """One element of each shard in turn. A shard that has ended is passed over.
+    """One element of each shard in turn. Shards that have ended are skipped.
 
     The position is ``(parts, log, num, slot, ended)``: ``slot`` is the shard whose turn it is; of
     ``parts``, those of the shards, the first ``num`` entries ``(shard, part)`` of the log have
@@ -65,7 +65,7 @@ class RoundRobin(Stream):
     work_category = "prefetch"
     is_one_stream = False  # the first end of a shard is that of all
     _budgets: LaneBudgets | None = None  # of what stages upstream tolerate
-    _judged: Pos = None  # the position that the budgets are at
+    _checked: Pos = None  # the position that the budgets are at
 
     def __init__(self, stage: Any, task: PipelineTask, executor: Executor) -> None:
         self.makes_choices = makes_choices(task.dataset)  # in the shards
@@ -82,7 +82,7 @@ class RoundRobin(Stream):
         self.closes_anytime = executor.closes_anytime  # type: ignore[misc]
         self.budget_waits = executor.budget_waits
         # Observers ask the executor directly: it alone knows which workers there are.
-        self.tell_opened, self.tell_hired = executor.tell_opened, executor.tell_hired  # type: ignore[method-assign]
+        self.report_opened, self.report_pool = executor.report_opened, executor.report_pool  # type: ignore[method-assign]
         self.work_ahead = executor.work_ahead  # type: ignore[method-assign]
         self._first: Pos = ((),) * self.count, (), 0, 0, (RUNNING,) * self.count
         # where the first run begins; ``None`` afterwards, until a state is loaded
@@ -154,15 +154,15 @@ class RoundRobin(Stream):
                     now[slot] = [shard.final], 0
                     base, log, num = tuple(now), [], 0
                     add_choices(choices, shard.final)
-                    self._judge(cell, slot, ended)
+                    self._check_budgets(cell, slot, ended)
                 was_said = ended[slot]
                 ended = (ENDED,) * count if self.is_one_stream else replaced(ended, slot, ENDED)
                 if not was_said:  # by a state, so that its turn was over then
                     num_vacant, slot = 0, (slot + 1) % count
                 continue
-            if self._budgets is not None and not self._budgets.has_judged(slot, shard.ready[0][1]):
+            if self._budgets is not None and not self._budgets.has_checked(slot, shard.ready[0][1]):
                 now[slot] = shard.ready[0][1:]
-                self._judge(cell, slot, ended)
+                self._check_budgets(cell, slot, ended)
             running.at = UNKNOWN
             x, states, i = shard.ready.popleft()
             if choices is not None:
@@ -172,12 +172,12 @@ class RoundRobin(Stream):
             num, num_vacant = num + 1, 0
             ended = replaced(ended, slot, RUNNING) if ended[slot] else ended
             slot = slot + 1 if slot + 1 < count else 0
-            cell.pos = running.at = self._judged = pos = base, log, num, slot, ended
+            cell.pos = running.at = self._checked = pos = base, log, num, slot, ended
             yield (x, x := None)[0]
             if running.at is not pos:  # a state was loaded, and then refused by a stage downstream
                 running.start(now, slot, ended)
                 shards = running.shards
-        cell.pos = running.at = self._judged = base, log, num, slot, ended
+        cell.pos = running.at = self._checked = base, log, num, slot, ended
         self.executor.rest()
 
     def _begin(self, cell: Cell) -> tuple[Pos, list[Pos], int, tuple[int, ...]]:
@@ -191,24 +191,24 @@ class RoundRobin(Stream):
             cell.pos, cell.choices.to_come() if cell.choices and self.makes_choices else None
         )
         self._now = now = parts(*pos[:3])
-        if self._budgets is not None and self._judged is not pos:
+        if self._budgets is not None and self._checked is not pos:
             self._budgets.restart()
-            self._judged = pos
+            self._checked = pos
         cell.past_failed = None
         return pos, now, pos[3], pos[4]
 
-    def _judge(self, cell: Cell, slot: int, ended: tuple[int, ...]) -> None:
+    def _check_budgets(self, cell: Cell, slot: int, ended: tuple[int, ...]) -> None:
         """Raise an error if the last element, or the end, of a shard exceeds the budgets."""
         if self._budgets is not None:
             states, i = self._now[slot]
-            excess = self._budgets.judge(slot, states, lambda: state_in(states[i]))
-            if excess is not None:
+            exceeded = self._budgets.check(slot, states, lambda: state_in(states[i]))
+            if exceeded is not None:
                 cell.past_failed = partial(self._pass, cell, tuple(self._now), slot, ended)
-                raise excess
+                raise exceeded
 
     def _pass(self, cell: Cell, now: tuple[Pos, ...], slot: int, ended: tuple[int, ...]) -> None:
         """Move past what failed in ``slot``."""
-        cell.pos = self._judged = self.running.pass_failed(now, slot, ended)
+        cell.pos = self._checked = self.running.pass_failed(now, slot, ended)
         if (part := cell.pos[0][slot]) is not now[slot]:  # an element, not the end
             add_choices(cell.choices, state_of(part))
         if self._budgets is not None:
@@ -275,7 +275,7 @@ class RoundRobin(Stream):
 
     # Resources, and what observers ask.
 
-    def judge_by(self, found: Iterable[Any], *, is_common: bool = False) -> None:
+    def use_limits(self, found: Iterable[Any], *, is_common: bool = False) -> None:
         """Apply these limits to what is delivered; with none, another stage does so.
 
         Args:
@@ -325,7 +325,7 @@ class RoundRobinIterator(StreamIterator[T]):
         super().__init__(stage, [], partial(RoundRobin, task=task, executor=executor))
         self._ds = task.dataset
         self._gm_ctx.options = collected_options(self._ds)  # they hold after this stage, too
-        self.judge_by(tolerances(self._ds))
+        self.use_limits(tolerances(self._ds))
         # those of datasets that shards open are judged there
         self._gm_counts_faults = self._gm_engine.known.counts_faults = tolerates(self._ds)
         watch_if_tracked(self, self._gm_ctx.options)
@@ -352,12 +352,12 @@ class RoundRobinIterator(StreamIterator[T]):
     def is_one_stream(self, is_one_stream: bool) -> None:
         self._gm_engine.is_one_stream = is_one_stream
 
-    def judge_by(self, found: Sequence[Any], *, is_common: bool = False) -> None:
-        """See ``RoundRobin.judge_by``."""
-        self._gm_engine.judge_by(found, is_common=is_common)
+    def use_limits(self, found: Sequence[Any], *, is_common: bool = False) -> None:
+        """See ``RoundRobin.use_limits``."""
+        self._gm_engine.use_limits(found, is_common=is_common)
         if found:
             self._gm_counts_faults = True
-            self._gm_engine.tell_faults = tell_faults_of(self)
+            self._gm_engine.report_faults = fault_reporter_of(self)
 
     def lanes(self) -> Sequence[Shard]:
         """See ``RunningShards.lanes``."""

@@ -30,7 +30,7 @@ from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.observing import Observable, Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters
-from gristmill.dataset.errors.context import instead_of_stop, tell_at_place
+from gristmill.dataset.errors.context import add_error_place, instead_of_stop
 from gristmill.transforms.batching import Allocate
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Cell:
         return wanted if wanted > 1 else 1
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
-        """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be
+        """Return an iterator of ``num`` flags, one for each element from ``index`` on, to be
         consumed with them.
         """
         end, steps = index + num, repeat(True, num)
@@ -171,7 +171,7 @@ class Stream(Observable):
     chooses: bool  # a stage upstream makes choices, or this one does
     ctx: IteratorContext
     _live: Any = None  # the current run, its cell, and the moves of that when it started
-    wrap: Wrap | None = None  # makes the instrument of who observes it
+    wrap: Wrap | None = None  # makes the instrument of its observer
 
     def __init__(self, stage: Any, *parents: Stream) -> None:
         self.stage = stage
@@ -330,7 +330,7 @@ class Stream(Observable):
         """Note at ``error``, of a user's function, where it was raised. ``cell`` is the
         parent's.
         """
-        tell_at_place(error, self, lambda: self.parent.place(cell.settle()))
+        add_error_place(error, self, lambda: self.parent.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(self)) from error
 
@@ -346,7 +346,7 @@ class Stream(Observable):
     # of an element alone: what ``order="stream"`` lets workers do with each
     function: Callable[[Any], Any] | None = None
     # an observer, of skipped elements
-    tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)
+    report_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)
 
     def start_prefetch(self) -> None:
         """Start to compute ahead, here and upstream."""
@@ -364,9 +364,7 @@ class Stream(Observable):
         """Release threads and files of this stream alone."""
 
     def drop(self) -> None:
-        """Close as far as that needs no wait: nobody refers to the iterator of this stream any
-        more.
-        """
+        """Close without waiting: there is no reference to the iterator of this stream any more."""
         for stream in (self, *self.parents):
             stream.forget_run()
         # they refer to the consumer's cell, which may refer to this

@@ -1,11 +1,10 @@
 """The error context added to an exception that leaves ``next``: the stage that raised it, and the
 element.
 
-Stages tell it where they call what users have written: ``tell`` adds a note to the error, which
-goes wherever that goes, to other threads and processes too. Nothing here runs as long as nothing
-fails. Nothing here raises either, whatever the objects of users do when they are asked for their
-names and lengths: the original error leaves in any case, of the same type and with the same
-arguments.
+A stage adds it where it calls users' code: ``add_error_context`` adds a note to the error, and the
+note stays with the error in other threads and processes. Nothing here runs while nothing fails.
+Nothing here raises, even if names and lengths of users' objects do: the original error is raised in
+any case, with its type and its arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.descriptions.lineage import SourceRecords, origin
 
 _ON_DELIVERY = "_gristmill_on_delivery"
-_OF_NO_ELEMENT = "_gristmill_of_no_element"
+_PIPELINE_ERROR = "_gristmill_of_no_element"
 _MAX_NAME = 200  # characters
 _MAX_SHOWN = 8  # numbers of a list
 _SETTINGS = (
@@ -40,7 +39,7 @@ class Failure(Value):
         elements: the numbers of the elements that it worked on, in words; nothing if they are not
             known.
         details: the records that these are made of.
-        again: what is said of epochs by steps that know no more.
+        again: what stages without more information say of epochs.
         record_keys: of these records, if they are numbers or text.
     """
 
@@ -51,7 +50,7 @@ class Failure(Value):
     record_keys: tuple[int | str, ...] = ()
 
     def place(self) -> str:
-        """In words: "by" a stage "at" an element, if that is known."""
+        """Returns the place in words: "by" a stage "at" an element, if that is known."""
         details = "; ".join(
             [
                 detail.text(len({other.source for other in self.details}) > 1)
@@ -82,7 +81,7 @@ class Note(str):
     """A note of ours at an error, which says where it came up."""
 
     failure: Failure
-    is_on_its_way: bool  # through the steps that were asked for the element
+    is_on_its_way: bool  # through the stages that were asked for the element
 
     @classmethod
     def of(cls, introduction: str, failure: Failure, *, is_on_its_way: bool = False) -> Note:
@@ -91,24 +90,26 @@ class Note(str):
         return new
 
     def changed(self, failure: Failure, *, is_on_its_way: bool = False) -> Note:
-        """The note of the same introduction."""
+        """Returns the note of the same introduction."""
         introduction = self.removesuffix(f"{self.failure.place()}.")
         return Note.of(introduction, failure, is_on_its_way=is_on_its_way)
 
 
-def tell(error: BaseException, stage: Any, indices: Iterable[Any] = ()) -> None:
+def add_error_context(error: BaseException, stage: Any, indices: Iterable[Any] = ()) -> None:
     """Notes at ``error`` that ``stage`` has raised it, at these indices: those that its method was
     called with.
 
     To be called by the stage, or by the harness that calls it. An existing context is kept: it is
     nearer to the cause.
     """
-    _tell(error, stage, lambda: _failure_at(stage, [operator.index(i) for i in indices]))
+    _add_error_context(
+        error, stage, lambda: _failure_at(stage, [operator.index(i) for i in indices])
+    )
 
 
-def told(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception:
-    """``error``, which ``stage`` is about to raise itself, with such a note."""
-    tell(error, stage, indices)
+def with_error_context(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception:
+    """Returns ``error``, which ``stage`` is about to raise itself, with such a note."""
+    add_error_context(error, stage, indices)
     return error
 
 
@@ -121,21 +122,21 @@ def failed_at(error: Exception, stage: Any, index: Any) -> None:
     Raises:
         RuntimeError: ``error`` is ``StopIteration``.
     """
-    tell(error, stage, [index])
+    add_error_context(error, stage, [index])
     if isinstance(error, StopIteration):
         raise instead_of_stop(error, str(stage)) from error
 
 
-def tell_at_place(error: BaseException, stage: Any, place: Callable[[], Place | None]) -> None:
-    """As ``tell``, by a stream that fails with the element at the place that ``place`` returns."""
-    _tell(error, stage, lambda: _failure_at_place(stage, place()))
+def add_error_place(error: BaseException, stage: Any, place: Callable[[], Place | None]) -> None:
+    """Adds the error context of a stream that fails at the element which ``place`` returns."""
+    _add_error_context(error, stage, lambda: _failure_at_place(stage, place()))
 
 
-def _tell(error: BaseException, stage: Any, failure: Callable[[], Failure]) -> None:
+def _add_error_context(error: BaseException, stage: Any, failure: Callable[[], Failure]) -> None:
     if isinstance(error, Exception) and not isinstance(error, StateMismatchError):
         with contextlib.suppress(Exception):
-            name, told = _name(stage), note_at(error)
-            if told is None or told.failure.stage == name:
+            name, existing = _name(stage), note_at(error)
+            if existing is None or existing.failure.stage == name:
                 try:
                     found = failure()
                 except Exception:
@@ -143,41 +144,46 @@ def _tell(error: BaseException, stage: Any, failure: Callable[[], Failure]) -> N
                 note(error, Note.of("Raised", found, is_on_its_way=True))
 
 
-def tell_epoch(error: BaseException, it: Any, epoch: int) -> None:
-    """Adds to what ``error`` says that the data before ``it`` has begun again so often."""
+def add_error_epoch(error: BaseException, it: Any, epoch: int) -> None:
+    """Adds to what ``error`` says that the data upstream of ``it`` has restarted ``epoch``
+    times.
+    """
     with contextlib.suppress(Exception):
-        told = note_at(error)
-        if told is None or not epoch:
+        existing = note_at(error)
+        if existing is None or not epoch:
             return
-        failure = told.failure
-        if told.is_on_its_way and failure.details:
+        failure = existing.failure
+        if existing.is_on_its_way and failure.details:
             details = [
                 x.replaced(epoch=None if x.epoch is None else x.epoch + epoch)
                 for x in failure.details
             ]
-            note(error, told.changed(failure.replaced(details=tuple(details)), is_on_its_way=True))
+            note(
+                error,
+                existing.changed(failure.replaced(details=tuple(details)), is_on_its_way=True),
+            )
             return
         words = f", in epoch {epoch} of {it}"
         if not failure.again.endswith(words):  # the error is raised once more
-            note(error, told.changed(failure.replaced(again=failure.again + words)))
+            note(error, existing.changed(failure.replaced(again=failure.again + words)))
 
 
-def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
+def add_error_worker(error: BaseException, worker: str, otherwise: str) -> None:
     """Notes at ``error`` which worker raised it; ``otherwise`` stands for an element that is not
     known.
     """
-    told = note_at(error)
-    if told is None:
+    existing = note_at(error)
+    if existing is None:
         note(error, Note.of(f"Raised in {worker}", Failure("", again=f", {otherwise}")))
     else:
-        failure = told.failure
+        failure = existing.failure
         known = (
             failure if failure.elements else failure.replaced(again=f"{failure.again}, {otherwise}")
         )
         note(error, Note.of(f"Raised in {worker}", known))
 
 
-def tell_of_settings(error: BaseException) -> None:
+def add_settings_note(error: BaseException) -> None:
     """Adds a note to an error of a worker: it may lack settings of the program.
 
     An error that the library or pickling raised gets no note.
@@ -192,42 +198,42 @@ def tell_of_settings(error: BaseException) -> None:
         add_note(error, _SETTINGS)
 
 
-def has_arrived(error: BaseException) -> None:
+def end_error_context(error: BaseException) -> None:
     """Marks ``error`` as kept to be raised later: stages that it passes then were not asked for the
     element.
     """
-    told = note_at(error)
-    if told is not None:
-        told.is_on_its_way = False
+    existing = note_at(error)
+    if existing is not None:
+        existing.is_on_its_way = False
 
 
 def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
-    """The error raised, from it, in place of a ``StopIteration`` of a user's function, which would
-    be mistaken for the end.
+    """Returns the error raised, from it, in place of a ``StopIteration`` of a user's function,
+    which would be mistaken for the end.
     """
-    new, told = stop_iteration_error(stage), note_at(error)
-    if told is not None:
-        note(new, told)
+    new, existing = stop_iteration_error(stage), note_at(error)
+    if existing is not None:
+        note(new, existing)
     return new
 
 
 def on_delivery(error: BaseException, call: Callable[[], object]) -> None:
     """Lets ``call`` be called when a user gets ``error``, and not as often as it is raised for
-    steps that ask again.
+    stages that ask again.
     """
     vars(error)[_ON_DELIVERY] = call
 
 
-def of_no_element(message: str) -> RuntimeError:
-    """An error of a process, say, which leaving out elements does not help against."""
+def pipeline_error(message: str) -> RuntimeError:
+    """Returns an error, of a process for example, that skipping elements does not help against."""
     error = RuntimeError(message)
-    vars(error)[_OF_NO_ELEMENT] = True
+    vars(error)[_PIPELINE_ERROR] = True
     return error
 
 
-def is_of_no_element(error: BaseException) -> bool:
+def is_pipeline_error(error: BaseException) -> bool:
     """True if ``error`` is about more than the element that was requested."""
-    return not vars(error).keys().isdisjoint((_ON_DELIVERY, _OF_NO_ELEMENT))
+    return not vars(error).keys().isdisjoint((_ON_DELIVERY, _PIPELINE_ERROR))
 
 
 def deliver(error: BaseException) -> None:
@@ -295,8 +301,8 @@ def _failure_at_place(stage: Any, place: Place | None) -> Failure:
 
 
 def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
-    """The dataset whose elements these are, and their indices in it: that of all workers, of which
-    this may be one.
+    """Returns the dataset whose elements these are, and their indices in it: that of all workers,
+    of which this may be one.
     """
     ds = place.ds
     if ds._gm_is_share:
@@ -307,8 +313,8 @@ def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
 
 
 def _share(ds: Any) -> str:
-    """The text after an element index of ``ds`` if that index counts the elements of one worker
-    only.
+    """Returns the text after an element index of ``ds`` if that index counts the elements of one
+    worker only.
     """
     return " of its share" if any([node._gm_is_share for node in ancestors(ds)]) else ""
 
@@ -334,7 +340,7 @@ def _details(found: Sequence[SourceRecords], epoch: int) -> tuple[_Detail, ...]:
 
 
 def _name(stage: Any) -> str:
-    """On one line; of what a user has wrapped, its own."""
+    """Returns the name of a stage on one line."""
     kind: Any = type(stage)
     if kind.__str__ is not object.__str__:
         with contextlib.suppress(Exception):
@@ -345,7 +351,7 @@ def _name(stage: Any) -> str:
 
 
 def _numbers(noun: str, numbers: Sequence[Any]) -> str:
-    """``numbers`` in words; keys of a user's sampler may be anything.
+    """Returns ``numbers`` in words; keys of a user's sampler may be anything.
 
     Example:
         >>> (

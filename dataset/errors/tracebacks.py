@@ -1,4 +1,4 @@
-"""Tracebacks without the frames of the library: of an error in his code, a user sees his own
+"""Tracebacks without the frames of the library: of an error in their code, users see their own
 lines.
 """
 
@@ -47,9 +47,9 @@ def filter_traceback(error: BaseException) -> None:
 
     Type, arguments and causes stay as they are; so does the frame that raised the error, and all
     code of users. Of an interrupt from the keyboard, which may come anywhere, frames of the library
-    and of what it calls are left out even where they raised it, and nothing is noted. To be called
-    by a ``next`` or ``ds[i]`` that raises the error, where it is caught. If that runs inside of
-    another one of ours, or of a thread or a worker process that computes ahead, nothing happens.
+    and of what it calls are removed even where they raised it, and nothing is noted. Called by a
+    ``next`` or ``ds[i]`` that raises the error, where it is caught. If that runs inside of another
+    one of ours, or of a thread or a worker process that computes ahead, nothing happens.
     """
     if isinstance(error, Exception | KeyboardInterrupt) and not isinstance(error, StopIteration):
         with contextlib.suppress(Exception):
@@ -91,8 +91,8 @@ def _filter(error: BaseException) -> None:
 
 
 def _are_ours(files: list[str], *, with_calls: bool) -> list[bool]:
-    """Which of the files of a call stack are of this library, or of Python's own called by it if
-    ``with_calls``.
+    """Returns which of the files of a call stack are of this library, or of Python's own called by
+    it if ``with_calls``.
     """
     folders, python = _library_folders(), f"{Path(threading.__file__).parent}{os.sep}"
     found: list[bool] = []
@@ -120,7 +120,7 @@ def _is_inside() -> bool:
 
 
 def _library_folders() -> tuple[str, ...]:
-    """The folders of the library's modules: its packages need not be in one folder."""
+    """Returns the folders of the library's modules: its packages need not be in one folder."""
     packages = [
         module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "gristmill"
     ]
@@ -152,7 +152,7 @@ def _attach(error: BaseException) -> None:
     """Makes a copy of ``error`` with its whole traceback, and what caused it, its cause."""
     if isinstance(error.__cause__, UnfilteredTraceback):  # it is raised once more
         return
-    # whatever its ``__str__`` raises
+    # its ``__str__`` may raise anything
     text = "".join(traceback.format_exception_only(error)).strip()
     whole = UnfilteredTraceback(
         f"{text}\n\nThis is the error below with all frames. Those of gristmill are left out below:"

@@ -2,13 +2,13 @@
 
 Guarantees:
 
-1. The controller is a function of what it is told: times, rates and shares. It reads no clock.
+1. The controller is a function of its arguments: times, rates and shares. It reads no clock.
 2. It grows while the consumer waits, and takes back a change that gained less than ``_GAIN``. When
    no number gains more, it tries threads in place of processes, or processes again.
 3. Where workers have used CPUs and the consumer waits, it also tries fewer: threads that need the
    same interpreter lock keep each other waiting.
 4. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. If three measurements in
-   a row say that the load has changed, the search begins again.
+   a row say that the load has changed, the search restarts.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Controller:
     def decide(self, measured: Measured) -> Decision | None:
         """Return the change to make after a measurement of the current number, if any."""
         if self._before is not None:
-            return self._judge(*self._before, measured)
+            return self._check_budgets(*self._before, measured)
         if self._settled is not None:
             self._look_for_change(self._settled, measured)
         return self._attempt(measured) if self._settled is None else None
@@ -174,7 +174,7 @@ class Controller:
         self._before, self._settled, self._is_enough = None, None, True
         return self._change(now, self._most, reason)
 
-    def _judge(self, num: int, before: Measured, measured: Measured) -> Decision | None:
+    def _check_budgets(self, num: int, before: Measured, measured: Measured) -> Decision | None:
         """Keep the last attempt, or take it back."""
         self._before = None
         is_other, self._is_other = self._is_other, False

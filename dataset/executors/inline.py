@@ -23,14 +23,14 @@ class InProcessExecutor(Executor):
     """The base of those whose shards have iterators in this process."""
 
     def opened(self) -> list[StreamIterator[Any]]:
-        """Return new iterators of all shards, of which observers are told."""
-        opened, tell = open_shards(self._task, self.ctx), self._tell_opened
+        """Return new iterators of all shards, and register them with observers."""
+        opened, report = open_shards(self._task, self.ctx), self._report_opened
         iterators = [shard_iterator(it, records=bool(self._task.key)) for it in opened]
-        if tell is not None:
+        if report is not None:
             for it in iterators:
                 # It is no pipeline of its own, although it was made like one.
                 it._gm_ctx.joined = None
-                tell(it)
+                report(it)
         return iterators
 
 

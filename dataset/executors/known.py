@@ -1,4 +1,4 @@
-"""The states of shards as this process knows them, whoever computes the shards."""
+"""The states of shards as this process knows them, for all executors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class KnownShards:
         return replace(self._task, options=self.ctx.options, key=self.key)
 
     def new(self) -> list[DatasetIterator[Any]]:
-        """Return new iterators of all shards, which nobody observes."""
+        """Return new iterators of all shards, without an observer."""
         iterators = open_shards(self.task, self.ctx)
         for it in iterators:
             it._gm_ctx.joined = None

@@ -16,7 +16,7 @@ from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.executors.auto import Kind
-from gristmill.dataset.executors.protocol import Executor, Tell
+from gristmill.dataset.executors.protocol import Executor, Report
 from gristmill.dataset.executors.tuning import Tuning
 from gristmill.dataset.lanes.consumer import LanesHere
 from gristmill.dataset.lanes.local import LocalLanes
@@ -114,17 +114,17 @@ class PoolExecutor(Executor):
         pool = self._acquired()
         pool.resize(num_workers)
         lanes.move_to(pool, self._release_former)
-        self._tell_of(pool)
+        self._report(pool)
 
     def _release_former(self) -> None:
         """Park the pools that were in use before the current one."""
         while len(self._held) > 1:
             registry.release(self._held.pop(0))
 
-    def tell_hired(self, tell: Tell | None) -> None:
-        super().tell_hired(tell)
-        if tell is not None and self.pool is not None:
-            tell(self.pool)
+    def report_pool(self, report: Report | None) -> None:
+        super().report_pool(report)
+        if report is not None and self.pool is not None:
+            report(self.pool)
 
     def where(self, number: int) -> str | None:
         return str(self.shards[number])
@@ -132,13 +132,13 @@ class PoolExecutor(Executor):
     def start(self, states: Mapping[int, Any]) -> None:
         pool = self._use_pool()
         pool.resize(self._num_workers)
-        self._tell_of(pool)
+        self._report(pool)
         self._start_in(pool, states)
 
-    def _tell_of(self, pool: Any) -> None:
+    def _report(self, pool: Any) -> None:
         pool.tuning = self.tuning  # for observers
-        if self._tell_hired is not None:
-            self._tell_hired(pool)
+        if self._report_pool is not None:
+            self._report_pool(pool)
 
     def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
         here = None
@@ -244,7 +244,7 @@ class PoolExecutor(Executor):
 
     @property
     def _owner(self) -> Any:
-        """For whom workers may be used again. What an init function has done to one cannot be
+        """The key by which workers are reused. What an init function has done to one cannot be
         undone.
         """
         return self._task.dataset if self._task.init_fn is None else None

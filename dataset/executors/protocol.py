@@ -5,12 +5,12 @@ An executor belongs to one stream. ``join``, ``open``, ``start``, ``receive``, `
 are called by one thread at a time. Guarantees:
 
 1. ``open`` takes note of a task; nothing starts. ``start`` computes shards from positions on, and
-   forgets what was received before: whatever a former start still sends is dropped.
+   forgets what was received before: elements that an earlier start still sends are dropped.
 2. ``receive`` returns when its shard has an element, a failure or the end, and raises if the
    executor was closed. It waits for nothing else than a user's function or source: workers that
-   die or do not answer are noticed by whoever waits.
-3. After an interrupt of any method, ``start`` begins again from the positions that it is given.
-4. ``rest`` does not wait: all shards have ended, or nobody uses the stream any more. ``close`` may
+   die or do not answer are noticed by the waiting thread.
+3. After an interrupt of any method, ``start`` restarts from the positions that it is given.
+4. ``rest`` does not wait: all shards have ended, or the stream is not used any more. ``close`` may
    be called by any thread, at any time and again. It waits for a limited time; what is stuck in
    a user's function after that is left behind.
 5. In a forked process, ``start`` uses new workers, and those of the other process are its own.
@@ -31,7 +31,7 @@ from gristmill.dataset.states.values import Fetched
 from gristmill.dataset.workers.task import PipelineTask
 
 Failure: TypeAlias = Callable[[], BaseException]  # makes the error to be raised
-Tell: TypeAlias = Callable[[Any], None]
+Report: TypeAlias = Callable[[Any], None]
 
 
 class Shard(abc.ABC):
@@ -50,7 +50,7 @@ class Shard(abc.ABC):
         self.final: Any = None  # the state at the end, if it says more than the last one before
 
     def make_ready(self) -> None:
-        """Compute the next element, or do nothing: then ``receive`` does what is to be done."""
+        """Compute the next element, or do nothing: then ``receive`` computes it."""
         raise AssertionError(f"{self} computes nothing")
 
     @abc.abstractmethod
@@ -89,8 +89,8 @@ class Executor(abc.ABC):
     tuning: Any = None  # finds the number of workers, with ``"auto"``
     ctx: IteratorContext
     _task: PipelineTask
-    _tell_opened: Tell | None = None
-    _tell_hired: Tell | None = None
+    _report_opened: Report | None = None
+    _report_pool: Report | None = None
 
     def join(self, ctx: IteratorContext) -> None:
         """Belong to the pipeline of ``ctx`` from now on."""
@@ -138,15 +138,15 @@ class Executor(abc.ABC):
         """Describe how elements are computed ahead. Any thread may call this."""
         return WorkAhead(True, None, sum([len(shard.ready) for shard in [*self.shards]]))
 
-    def tell_opened(self, tell: Tell | None) -> None:
-        """Call ``tell`` with each iterator that is opened in this process from now on."""
-        self._tell_opened = tell
+    def report_opened(self, report: Report | None) -> None:
+        """Call ``report`` with each iterator that is opened in this process from now on."""
+        self._report_opened = report
 
-    def tell_hired(self, tell: Tell | None) -> None:
-        """Call ``tell`` with the pool of workers that is used, now or whenever that is another
+    def report_pool(self, report: Report | None) -> None:
+        """Call ``report`` with the pool of workers that is used, now or whenever that is another
         one.
         """
-        self._tell_hired = tell
+        self._report_pool = report
 
     def where(self, number: int) -> str | None:
         """Return which worker computes a shard, and where that is in the pipeline; ``None`` if

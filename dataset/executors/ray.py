@@ -16,7 +16,7 @@ class RayExecutor(PoolExecutor):
     """Computes lanes with actors, whose number may change.
 
     While ``receive`` waits, it looks twice a second for actors that were lost or have come, so that
-    no lane waits for an actor that is gone. Where the cluster has no room for any actor, it waits
+    no lane waits for an actor that is lost. Where the cluster has no room for any actor, it waits
     until there is.
     """
 

@@ -21,7 +21,7 @@ UNKNOWN: Any = object()
 class RunningShards:
     """Holds what was received of shards, and the position after which that comes.
 
-    Positions are those of ``RoundRobin``. Whoever takes something out of a shard sets ``at`` to
+    Positions are those of ``RoundRobin``. Code that takes something out of a shard sets ``at`` to
     ``UNKNOWN`` before, and to the new position afterwards, so that an interrupt in between lets
     everything be computed again. So does every error of a method.
 

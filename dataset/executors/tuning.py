@@ -1,5 +1,5 @@
-"""Measures what a running pool does, and asks the controller of ``"auto"`` how many workers there
-are to be, and of which kind.
+"""Measures what a running pool does, and asks the controller of ``"auto"`` for the number and
+the kind of workers.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def noted_events(*, passes_on: bool = False) -> Iterator[list[Event]]:
     """Return the list of the events in this context.
 
     Args:
-        passes_on: let those who note events outside of the context have them too.
+        passes_on: whether observers outside of the context have them too.
     """
     outer, current.events = current.events, []
     try:

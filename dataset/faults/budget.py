@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import FaultBudgetError, SourceEnded, StateMismatchError, add_note
 from gristmill.core.value import Value
-from gristmill.dataset.errors.context import is_of_no_element, note_at
+from gristmill.dataset.errors.context import is_pipeline_error, note_at
 
 NEVER = (NameError, SyntaxError, MemoryError, StateMismatchError, SourceEnded, FaultBudgetError)
 NUM_LAST = 20
@@ -40,9 +40,11 @@ class Fault(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, stage: Any) -> Fault:
         """Return the fault of an element of ``stage`` that raised ``error``."""
-        told = note_at(error)
-        keys = () if told is None else told.failure.record_keys
-        name = told.failure.stage if told is not None and told.failure.stage else str(stage)
+        context = note_at(error)
+        keys = () if context is None else context.failure.record_keys
+        name = (
+            context.failure.stage if context is not None and context.failure.stage else str(stage)
+        )
         return cls(
             keys[0] if len(keys) == 1 else [*keys] or None,
             name,
@@ -84,7 +86,7 @@ class Limits(Value):
     max_total: int | None
     max_consecutive: int | None
 
-    def excess(
+    def exceeded(
         self, total: int, tried: int, in_a_row: int, last: Iterable[Fault]
     ) -> FaultBudgetError | None:
         """Return an error if ``total`` faults, ``in_a_row`` of them the last ones, exceed a limit.
@@ -144,7 +146,7 @@ class Tolerance:
     def tolerates(self, error: BaseException) -> bool:
         """Return true if the element that raised ``error`` may be skipped or replaced."""
         is_meant = isinstance(error, self.errors) and not isinstance(error, NEVER)
-        return is_meant and not is_of_no_element(error) and refused_by(error) is None
+        return is_meant and not is_pipeline_error(error) and refused_by(error) is None
 
     def attempt(
         self, compute: Callable[[], Any], error: Exception | None = None

@@ -132,7 +132,7 @@ class Faults(dict[str, Any]):
         return Faults, (dict(self), self.limits, self.recent, self.key, self.rate)
 
 
-class Tally(NamedTuple):
+class FaultTotals(NamedTuple):
     """The counts of a stage in a state, up to the end of what is known of the elements that are
     replayed.
 
@@ -163,9 +163,9 @@ def place_in(state: Any) -> int:
     return place + int(state.get("before", 0))
 
 
-def tallies(
+def fault_totals(
     state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, Any], ...] = ()
-) -> Iterator[Tally]:
+) -> Iterator[FaultTotals]:
     """Return all counts in a state that an iterator of this process or a worker has returned.
 
     Args:
@@ -180,7 +180,7 @@ def tallies(
         if type(found) is list and found and type(found[0]) is Faults:
             tried = state.get("tried", place_in(state))
             for i, faults in enumerate(found):
-                yield _tally(
+                yield _fault_totals(
                     (*path, i),
                     faults,
                     place_in(state),
@@ -189,27 +189,29 @@ def tallies(
                 )
         for key, value in state.items():
             if type(value) in (dict, list) and key != "choices":
-                yield from tallies(value, (*path, key), records)
+                yield from fault_totals(value, (*path, key), records)
     elif type(state) is list:
         for i, value in enumerate(state):
             if type(value) in (dict, list):
-                yield from tallies(value, (*path, i), records)
+                yield from fault_totals(value, (*path, i), records)
 
 
 def _is_after_choices(state: Mapping[str, Any]) -> bool:
     """Return true for a cache, which has the parent's state after its choices, unless it has
     another epoch.
     """
-    return "cache_filled" in state and any([tally.place > 0 for tally in tallies(state["parent"])])
+    return "cache_filled" in state and any(
+        [of_step.place > 0 for of_step in fault_totals(state["parent"])]
+    )
 
 
-def _tally(
+def _fault_totals(
     path: tuple[Any, ...],
     faults: Faults,
     place: int,
     tried: int,
     records: Sequence[Mapping[str, Any]],
-) -> Tally:
+) -> FaultTotals:
     total, recent = faults["total"], faults.recent
     tried = faults.get("tried", tried)
     if "passed" in faults:
@@ -220,7 +222,7 @@ def _tally(
         for _, choice in choices:
             total += num_faults(choice, path[-1])
             recent = (*recent, *skipped_of(choice, path[-1]))
-    return Tally(path, faults, place, total, tried, recent)
+    return FaultTotals(path, faults, place, total, tried, recent)
 
 
 def counted(state: Any) -> FaultCounts:
@@ -228,13 +230,13 @@ def counted(state: Any) -> FaultCounts:
     totals: dict[str, list[int]] = {}
     recent: list[Skipped] = []
     keys = set()
-    for tally in tallies(state):
-        keys.add(tally.faults.key)
-        limits = tally.faults.limits
+    for of_step in fault_totals(state):
+        keys.add(of_step.faults.key)
+        limits = of_step.faults.limits
         sums = totals.setdefault("" if limits is None else limits.number, [0, 0])
-        sums[0] += tally.total
-        sums[1] += tally.tried
-        recent += tally.recent
+        sums[0] += of_step.total
+        sums[1] += of_step.tried
+        recent += of_step.recent
     # of members of an interleave that began after what the state has of it
     for record in _records(state):
         for key in record.keys() - keys:

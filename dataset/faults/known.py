@@ -68,7 +68,7 @@ def parse_counts(faults: Any, owner: Any) -> tuple[int, Known | None]:
         numbers = plain_counts(entry[:2]) if isinstance(entry, list) and len(entry) == 3 else None
         if numbers is None:
             raise StateMismatchError(
-                f"passed in the state of {owner} must say what was passed over, got {shown(passed)}"
+                f"passed in the state of {owner} must list skipped elements, got {shown(passed)}"
             )
         skipped.setdefault(numbers[0], []).append([numbers[1], given(entry[2])])
     return total, Known(known[0], known[1], known[2], skipped)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gristmill.core.errors import FaultBudgetError
 from gristmill.dataset.faults.budget import Tolerance
-from gristmill.dataset.faults.counts import Skipped, Tally, latest, tallies
+from gristmill.dataset.faults.counts import FaultTotals, Skipped, fault_totals, latest
 from gristmill.dataset.states.values import LinearStates
 
 
@@ -28,13 +28,13 @@ class LaneBudgets:
         self,
         tolerances: Iterable[Tolerance],
         states: Callable[[], Iterable[Any]],
-        told: Callable[[str, int], None],
+        report: Callable[[str, int], None],
         *,
         is_common: bool = False,
     ) -> None:
         self._tolerances = {tolerance.limits.number: tolerance for tolerance in tolerances}
         self._states = states
-        self._told = told
+        self._report = report
         self._is_common = is_common
         # by lane, states that all have the counts that were read last
         self._seen: dict[int, Any] = {}
@@ -46,21 +46,19 @@ class LaneBudgets:
         """Begin where the lanes are now."""
         self._seen, self._counts = {}, {}
         for lane, state in enumerate(self._states()):
-            for key, tally in self._of_lane(lane, state):
-                if tally.total >= self._known(key):
-                    self._note(key, tally)
+            for key, totals in self._of_lane(lane, state):
+                if totals.total >= self._known(key):
+                    self._note(key, totals)
 
     def pass_skipped(self) -> None:
-        """As ``restart``, after ``skip_failed``: what failed in the output is reported, and no
-        limit applies.
-        """
+        """Restart after ``skip_failed``: report the faults of the output, without a limit."""
         for lane, state in enumerate(self._states()):
-            for key, tally in self._of_lane(lane, state):
-                if tally.total > self._known(key):
-                    self._pass(key, tally)
+            for key, totals in self._of_lane(lane, state):
+                if totals.total > self._known(key):
+                    self._pass(key, totals)
         self.restart()
 
-    def judge(self, lane: int, source: Any, state: Callable[[], Any]) -> Exception | None:
+    def check(self, lane: int, source: Any, state: Callable[[], Any]) -> Exception | None:
         """Count an element that is about to be delivered.
 
         Args:
@@ -71,26 +69,26 @@ class LaneBudgets:
         Returns:
             The error if a limit is exceeded.
         """
-        if self.has_judged(lane, source):
+        if self.has_checked(lane, source):
             return None
         if type(source) is LinearStates or getattr(source, "have_same_faults", False):
             self._seen[lane] = source
         fresh = [
-            (key, tally)
-            for key, tally in self._of_lane(lane, state())
-            if tally.total > self._known(key)
+            (key, totals)
+            for key, totals in self._of_lane(lane, state())
+            if totals.total > self._known(key)
         ]
         if not fresh:
             return None
-        error = self._judge_all()
+        error = self._exceeded()
         if error is not None:
             self._seen = {}
             return error
-        for key, tally in fresh:
-            self._pass(key, tally)
+        for key, totals in fresh:
+            self._pass(key, totals)
         return None
 
-    def has_judged(self, lane: int, source: Any) -> bool:
+    def has_checked(self, lane: int, source: Any) -> bool:
         """Return true if no element whose state is in ``source`` has faults that were not
         counted.
         """
@@ -99,44 +97,44 @@ class LaneBudgets:
     def _known(self, key: tuple[Any, ...]) -> int:
         return self._counts[key][1] if key in self._counts else 0
 
-    def _judge_all(self) -> FaultBudgetError | None:
+    def _exceeded(self) -> FaultBudgetError | None:
         sums: dict[str, list[int]] = {}
         recent: dict[str, list[Skipped]] = {}
         found = [
             pair for lane, state in enumerate(self._states()) for pair in self._of_lane(lane, state)
         ]
         # By key, so that of lanes that have it in common the one that is farthest counts.
-        for key, tally in dict(sorted(found, key=lambda pair: pair[1].tried)).items():
+        for key, totals in dict(sorted(found, key=lambda pair: pair[1].tried)).items():
             number = key[-1]
             total = sums.setdefault(number, [0, 0])
-            total[0] += tally.total
-            total[1] += tally.tried
-            recent.setdefault(number, []).extend(tally.recent)
+            total[0] += totals.total
+            total[1] += totals.tried
+            recent.setdefault(number, []).extend(totals.recent)
         for number, (total_faults, tried) in sums.items():
             limits = self._tolerances[number].limits.replaced(max_consecutive=None)
-            error = limits.excess(total_faults, tried, 0, latest(recent[number]))
+            error = limits.exceeded(total_faults, tried, 0, latest(recent[number]))
             if error is not None:
                 return error
         return None
 
-    def _of_lane(self, lane: int, state: Any) -> Iterator[tuple[tuple[Any, ...], Tally]]:
-        for tally in tallies(state):
-            limits = tally.faults.limits
+    def _of_lane(self, lane: int, state: Any) -> Iterator[tuple[tuple[Any, ...], FaultTotals]]:
+        for totals in fault_totals(state):
+            limits = totals.faults.limits
             if limits is not None and limits.number in self._tolerances:
-                key = 0 if self._is_common else lane, *tally.path, limits.number
-                yield key, tally
+                key = 0 if self._is_common else lane, *totals.path, limits.number
+                yield key, totals
 
-    def _note(self, key: tuple[Any, ...], tally: Tally) -> None:
-        self._counts[key] = key[-1], tally.total, tally.tried
+    def _note(self, key: tuple[Any, ...], totals: FaultTotals) -> None:
+        self._counts[key] = key[-1], totals.total, totals.tried
 
-    def _pass(self, key: tuple[Any, ...], tally: Tally) -> None:
-        num = tally.total - max(self._known(key), self._written.get(key, 0))
-        self._note(key, tally)
+    def _pass(self, key: tuple[Any, ...], totals: FaultTotals) -> None:
+        num = totals.total - max(self._known(key), self._written.get(key, 0))
+        self._note(key, totals)
         if num > 0:
-            self._written[key] = tally.total
+            self._written[key] = totals.total
             tolerance = self._tolerances[key[-1]]
-            tolerance.write([skipped.fault for skipped in tally.recent[-num:]])
-            self._told(tolerance.limits.name, num)
+            tolerance.write([skipped.fault for skipped in totals.recent[-num:]])
+            self._report(tolerance.limits.name, num)
 
 
 def lane_budgets(
@@ -146,14 +144,16 @@ def lane_budgets(
     tolerated.
 
     Args:
-        stream: has ``states_now``, and ``tell_faults`` for its observer. The budgets do not keep it
-            alive.
+        stream: has ``states_now``, and ``report_faults`` for its observer. The budgets refer to it
+            weakly.
         tolerances: of the stages upstream.
         is_common: see ``LaneBudgets``.
     """
     found, ref = [*tolerances], weakref.ref(stream)
     return (
-        LaneBudgets(found, partial(_states_now, ref), partial(_tell, ref), is_common=is_common)
+        LaneBudgets(
+            found, partial(_states_now, ref), partial(_report_faults, ref), is_common=is_common
+        )
         if found
         else None
     )
@@ -164,7 +164,7 @@ def _states_now(owner: Callable[[], Any]) -> list[Any]:
     return [] if stream is None else stream.states_now()
 
 
-def _tell(owner: Callable[[], Any], stage: str, num: int) -> None:
+def _report_faults(owner: Callable[[], Any], stage: str, num: int) -> None:
     stream = owner()
     if stream is not None:
-        stream.tell_faults(stage, num)
+        stream.report_faults(stage, num)

@@ -82,7 +82,7 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
 
     @cached
     def _copy(self) -> MapDataset[Any]:
-        """The parent, which reports what fails.
+        """Return the parent, which reports what fails.
 
         If only stages that return elements at other indices are downstream of the only one that
         tolerates faults, it returns each ``Outcome`` itself.
@@ -291,7 +291,7 @@ class ReadOutcomes(Read):
             try:
                 self._check_budgets(at, counts)
             except Exception:
-                cell.past_failed = partial(self._pass_excess, cell, at, counts, choice)
+                cell.past_failed = partial(self._pass_exceeded, cell, at, counts, choice)
                 raise
             self._report(at, choice)
         if cell.choices is not None:
@@ -327,13 +327,13 @@ class ReadOutcomes(Read):
                 if self.ctx.lender is not None:
                     limits = limits.replaced(max_rate=None, max_total=None)
                 num_tried = self._num_tried(slot, at.place + 1)
-                error = limits.excess(count.total, num_tried, count.row, count.last_faults)
+                error = limits.exceeded(count.total, num_tried, count.row, count.last_faults)
                 if error is not None:
                     refuse(error, limits)
                     raise error
 
     def _report(self, at: _At, choice: Choice) -> None:
-        """Log faults, and tell an observer."""
+        """Log faults, and report them to the observer."""
         if self.ctx.lender is not None or at.place < self._num_written:
             return
         self._num_written = at.place + 1
@@ -341,9 +341,9 @@ class ReadOutcomes(Read):
             skipped = skipped_of(choice, slot)
             if skipped:
                 tolerance.write([x.fault for x in skipped])
-                self.tell_faults(tolerance.limits.name, len(skipped))
+                self.report_faults(tolerance.limits.name, len(skipped))
 
-    def _pass_excess(self, cell: Cell, at: _At, counts: Sequence[Count], choice: Choice) -> None:
+    def _pass_exceeded(self, cell: Cell, at: _At, counts: Sequence[Count], choice: Choice) -> None:
         """Move past an element whose faults exceed a limit, for ``skip_failed``."""
         self._report(at, choice)
         if cell.choices is not None:

@@ -9,7 +9,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_counts, shown
 from gristmill.dataset.bases.node import tolerances
 from gristmill.dataset.faults.budget import Limits
-from gristmill.dataset.faults.counts import Faults, Tally, tallies
+from gristmill.dataset.faults.counts import Faults, FaultTotals, fault_totals
 from gristmill.dataset.states.values import copied
 
 
@@ -33,20 +33,23 @@ class ShardFaults:
 
     def found_in(self, state: Any) -> tuple[Faults, ...]:
         """Return the counts in a state of what delivers the elements of the shard."""
-        found = [*tallies(state)]
+        found = [*fault_totals(state)]
         return tuple([self._joined(limits, _of_step(found, limits)) for limits in self._limits])
 
-    def _joined(self, limits: Limits, lanes: Sequence[Tally]) -> Faults:
+    def _joined(self, limits: Limits, lanes: Sequence[FaultTotals]) -> Faults:
         if self._is_common:
-            lanes = [max(lanes, key=lambda tally: tally.tried)]
-        total, tried = sum([tally.total for tally in lanes]), sum([tally.tried for tally in lanes])
-        recent = [skipped for tally in lanes for skipped in tally.recent]
+            lanes = [max(lanes, key=lambda totals: totals.tried)]
+        total, tried = (
+            sum([totals.total for totals in lanes]),
+            sum([totals.tried for totals in lanes]),
+        )
+        recent = [skipped for totals in lanes for skipped in totals.recent]
         return Faults({"total": total, "tried": tried}, limits, tuple(recent))
 
     def put_into(self, state: Any, counts: Sequence[Faults]) -> Any:
         """Return such a state, taken where the counts were, that continues with ``counts``."""
         state = copied(state)
-        found = [*tallies(state)]
+        found = [*fault_totals(state)]
         for before, limits in zip(counts, self._limits, strict=True):
             lanes = _of_step(found, limits)
             total, tried, own = (
@@ -56,8 +59,8 @@ class ShardFaults:
             )
             if tried not in (0, own):
                 total = -(-total * own // tried)
-            for i, tally in enumerate(lanes):
-                tally.faults["total"] = total if i == 0 or self._is_common else 0
+            for i, totals in enumerate(lanes):
+                totals.faults["total"] = total if i == 0 or self._is_common else 0
         return state
 
     def load(self, found: Any, owner: Any) -> tuple[Faults, ...]:
@@ -103,9 +106,9 @@ class ShardFaults:
         return parsed
 
 
-def _of_step(found: Sequence[Tally], limits: Limits) -> list[Tally]:
+def _of_step(found: Sequence[FaultTotals], limits: Limits) -> list[FaultTotals]:
     return [
-        tally
-        for tally in found
-        if tally.faults.limits is not None and tally.faults.limits.number == limits.number
+        totals
+        for totals in found
+        if totals.faults.limits is not None and totals.faults.limits.number == limits.number
     ]

@@ -32,7 +32,7 @@ class SkipFailed(Stream):
         stage: the definition.
         parent: the stream.
         tolerance: the arguments of ``tolerate``.
-        tracing: is told what is skipped, of a pipeline that is explained.
+        tracing: records what is skipped, of a pipeline that is explained.
     """
 
     flow = "dropping"
@@ -164,10 +164,10 @@ class SkipFailed(Stream):
         if self.ctx.lender is not None:
             limits = limits.replaced(max_rate=None, max_total=None)
         faults = [*count.last_faults, self._fault(error)]
-        excess = limits.excess(count.total + 1, tried + 1, count.row_at(tried) + 1, faults)
-        if excess is not None:
-            refuse(excess, limits)
-            raise excess from error
+        exceeded = limits.exceeded(count.total + 1, tried + 1, count.row_at(tried) + 1, faults)
+        if exceeded is not None:
+            refuse(exceeded, limits)
+            raise exceeded from error
 
     def _check_state(self, pos: Pos, error: Exception) -> None:
         """Raise ``error`` if the parent has no state: it may be a plain iterator, which ends or
@@ -195,7 +195,7 @@ class SkipFailed(Stream):
         if self.ctx.lender is None and tried >= self._num_written:
             self._num_written = tried + 1
             self.tolerance.write([fault])
-            self.tell_faults(self.tolerance.limits.name, 1)
+            self.report_faults(self.tolerance.limits.name, 1)
         cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped]), known
 
     def _skip_again(self, cell: Cell, choice: Any, counts: Mapping[str, int] | None) -> None:
@@ -291,7 +291,7 @@ class SkipFailed(Stream):
 
 
 def _after(inner: Cell, end: int, steps: Iterator[bool], count: Count, known: Known | None) -> Pos:
-    """Return the position in a block of outputs, of which there is one in ``steps`` for each that
-    was not yielded.
+    """Return the position in a block of outputs; ``steps`` has one entry for each output that was
+    not yielded.
     """
     return inner.settle(), end - length_hint(steps), count, known

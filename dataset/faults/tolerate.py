@@ -232,7 +232,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
         limits = self._gm_tolerance.limits
         if limits.max_consecutive is None:
             limits = limits.replaced(max_consecutive=_MAX_REPLACEMENTS)
-        error = limits.replaced(max_rate=None, max_total=None).excess(
+        error = limits.replaced(max_rate=None, max_total=None).exceeded(
             num_failed, num_failed, num_failed, faults
         )
         if error is not None:
@@ -265,7 +265,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
 
 
 def _component(ds: Any, index: int) -> tuple[int, ...]:
-    """Return which component the element is of, for every mixture on the way to its record."""
+    """Return the component of the element in every mixture on the way to its record."""
     path = []
     try:
         while is_of_library(ds):

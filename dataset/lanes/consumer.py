@@ -39,7 +39,7 @@ class LanesHere:
         self._reads_ahead = reads_ahead
 
     def text(self, lane: WorkerLane) -> str:
-        """Return who computes a lane."""
+        """Return the owner that computes a lane."""
         return f"this process, lane {lane.number}"
 
     def has_sent(self) -> bool:

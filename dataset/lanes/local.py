@@ -4,8 +4,8 @@ Guarantees:
 
 1. A lane is handed over between two of its outputs. The worker that leaves it computes nothing more
    ahead for it, and sends what it has computed. So nothing is computed twice, but for what a
-   restored state computes again (the window of a shuffle, say), and what is lost with a worker that
-   dies.
+   restored state computes again (such as the window of a shuffle), and what is lost with a worker
+   that dies.
 2. A new worker gets lanes when it is up: until then the others continue with them, or the consumer
    does.
 3. Lanes move only after ``resize``. As long as a worker that has died is accounted for, its lanes
@@ -31,8 +31,8 @@ class LocalLanes:
         pool: the workers.
         num_lanes: how many lanes there are.
         numbers: which elements are those of all lanes; ``None`` if that is not known.
-        here: lets the consumer compute all lanes until workers are up, and where there are to be
-            none.
+        here: lets the consumer compute all lanes until workers are up, and where no workers are
+            wanted.
     """
 
     def __init__(
@@ -69,7 +69,9 @@ class LocalLanes:
         return self._num_before + sum([owner.num_received for owner in self._owners])
 
     def has_sent(self, lane: WorkerLane) -> bool:
-        """Return true if who computes a lane has sent something, so that nobody waits for it."""
+        """Return true if the owner of a lane has sent something, so that there is no wait for
+        it.
+        """
         return bool(lane.owner.has_sent())
 
     def busy(self) -> float:
@@ -135,7 +137,7 @@ class LocalLanes:
     # Moving lanes.
 
     def _balance(self) -> None:
-        """Let workers leave the lanes that others are to compute, as far as these are up."""
+        """Let workers leave the lanes that are moving to others, if these are up."""
         wanted = self._num_wanted
         self._recruit(wanted)
         for group in self._owners:
@@ -185,7 +187,7 @@ class LocalLanes:
             group.recount(count)
 
     def _targets(self) -> dict[int, Any] | None:
-        """Return who is to compute each lane that runs; ``None`` if nobody can yet."""
+        """Return the worker that should compute each lane; ``None`` if no worker is up yet."""
         up = [i for i, group in enumerate(self._groups[: self._num_wanted]) if group.is_up]
         if not up and (self._num_wanted or self._here is None):
             return None
@@ -211,7 +213,7 @@ class LocalLanes:
         )
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Let the least busy workers compute these lanes, which nobody computes."""
+        """Let the least busy workers compute these lanes, which have no owner."""
         for number in numbers:
             lane = self.lanes[number]
             owner = lane.owner

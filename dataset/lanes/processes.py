@@ -10,7 +10,7 @@ from typing import Any
 
 from gristmill.core.errors import add_note
 from gristmill.dataset.bases.context import Numbers
-from gristmill.dataset.errors.context import of_no_element
+from gristmill.dataset.errors.context import pipeline_error
 from gristmill.dataset.executors.protocol import Failure, Shard
 from gristmill.dataset.workers.task import divide_worker, place, worker_name
 from gristmill.workers.crash_journal import OUTPUTS as OUTPUTS_MADE
@@ -56,8 +56,8 @@ class WorkerLane(Shard):
 
     def __init__(self, worker: Any, number: int) -> None:
         super().__init__()
-        self.worker = worker  # knows who computes the lane
-        self.owner: Any = None  # who does, in a pool of this machine
+        self.worker = worker  # its state and owner
+        self.owner: Any = None  # what computes it, in a pool of this machine
         self.number = number
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class NamedWorker:
             worker.call(pickle.dumps(partial(divide_worker, self._count)))
 
     def text(self, lane: WorkerLane) -> str:
-        """Which worker, which lane, and where that is."""
+        """Return which worker, which lane, and where that is."""
         is_same = self._count == self._num_lanes and self._index == lane.number
         name = f"worker {self._index}" if is_same else f"worker {self._index}, lane {lane.number}"
         return f"{name}, {self._place(lane.number)}"
@@ -122,7 +122,7 @@ class NamedWorker:
         return place(self._states.get(number), self._numbers(number))
 
     def _numbers(self, number: int) -> Numbers | None:
-        """Which elements of the whole pipeline are those of a lane, if that is known."""
+        """Return which elements of the whole pipeline are those of a lane, if that is known."""
         numbers = self._numbers_of_all
         return None if numbers is None else numbers.replaced(index=number, count=self._num_lanes)
 
@@ -137,7 +137,7 @@ class NamedWorker:
     def _lane_of(self, entry: tuple[int, ...]) -> int:
         return lane_and_root(entry[0])[0]
 
-    def _obituary(self, death: WorkerDied, number: int) -> str:
+    def _death_text(self, death: WorkerDied, number: int) -> str:
         return (
             f"{self._death(death, number)}, {self._place(number)}. Nothing is lost: "
             "it.set_state(it.get_state()) continues after the last delivered element with a new "
@@ -172,9 +172,9 @@ class LanesOfWorker(NamedWorker):
     carefully, as long as it is where the dead one was at work: it computes one output at a time and
     nothing ahead, so that all before a record that kills is delivered, and notes which it reads. If
     the record is known at which a worker died, an error that names it takes its place; to skip that
-    means to try the record once more, which leaves it out if it kills again. If it is not, and
-    nothing kills the new worker, the death is reported behind what the dead one was at, or as soon
-    as the next element is slow.
+    means to try the record once more, which skips it if it kills again. If it is not, and
+    nothing kills the new worker, the death is reported after the outputs that the dead one was at,
+    or as soon as the next element is slow.
     """
 
     def __init__(
@@ -182,20 +182,20 @@ class LanesOfWorker(NamedWorker):
     ) -> None:
         super().__init__(pool, index, count, num_lanes, numbers)
         self.lanes: dict[int, WorkerLane] = {}
-        self.leaving: set[int] = set()  # lanes that the worker was told to leave
+        self.leaving: set[int] = set()  # lanes that the worker was asked to leave
         # lanes that it has left since, and where they continue
         self.left: list[tuple[WorkerLane, Any]] = []
-        self._skipping: int | None = None  # the lane whose next element is to be left out
+        self._skipping: int | None = None  # the lane whose next element is skipped
         self._quarantine: Quarantine | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
         # the worker that died so, if it was in a process with those of others
         self._died: Any = None
         self._is_suspected = False  # so were others, and it has died again since, with them
-        self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
+        self._suspect: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
         self.num_received = 0  # elements
-        self._has_begun = False  # the worker computes nothing that was asked for before
+        self._has_begun = False  # the worker computes nothing that was requested before
 
     def begin(self) -> None:
         """Let the worker start, and wait for lanes."""
@@ -225,7 +225,7 @@ class LanesOfWorker(NamedWorker):
         return (
             self._quarantine is None
             and self._skipping is None
-            and self._accused is None
+            and self._suspect is None
             and not self._unexplained
         )
 
@@ -234,7 +234,7 @@ class LanesOfWorker(NamedWorker):
         return number in self._states and self.lanes[number].is_running
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Tell the worker to leave these lanes. What it has computed of them still comes."""
+        """Ask the worker to leave these lanes. What it has computed of them still comes."""
         self.leaving.update(numbers)
         self._pool.workers[self._index].change_lanes({}, numbers)
 
@@ -262,7 +262,7 @@ class LanesOfWorker(NamedWorker):
         while self.leaving and self.is_calm and self._held is None and self.has_sent():
             try:
                 kind, number, content = self._receive()
-            except WorkerDied:  # whoever waits for it will learn that
+            except WorkerDied:  # the next wait for this worker raises it
                 self.leaving.clear()
             else:
                 self._give(next(iter(self.lanes.values())), kind, number, content)
@@ -286,15 +286,15 @@ class LanesOfWorker(NamedWorker):
         """Waits until ``lane`` has something; what comes for the others is theirs."""
         while lane.is_running and not lane.ready and lane.number in self.lanes:
             if self._quarantine is not None and self._num_careful <= 0:
-                if self._is_to_be_told():
-                    lane.failure = partial(of_no_element, self._unexplained)
+                if self._must_report():
+                    lane.failure = partial(pipeline_error, self._unexplained)
                     return
                 self._quarantine = None
                 self._restart()
             try:
                 (kind, number, content), self._held = self._held or self._receive(), None
             except WorkerDied as death:
-                lane.failure = partial(of_no_element, self._obituary(death, lane.number))
+                lane.failure = partial(pipeline_error, self._death_text(death, lane.number))
                 return
             self._give(lane, kind, number, content)
 
@@ -313,7 +313,7 @@ class LanesOfWorker(NamedWorker):
             return  # it follows something that could not be unpickled
         if kind in (END, PASSED):
             lane.failure = (
-                partial(of_no_element, self._unexplained) if self._is_to_be_told() else None
+                partial(pipeline_error, self._unexplained) if self._must_report() else None
             )
             lane.has_ended = lane.failure is None and kind == END
             lane.final = content if lane.has_ended else None
@@ -328,15 +328,15 @@ class LanesOfWorker(NamedWorker):
             self.num_received += num
             if num:
                 self._states[lane.number], self._is_suspected = states[num - 1], False
-                if self._accused is not None and self._lane_of(self._accused) == lane.number:
-                    self._accused = None
+                if self._suspect is not None and self._lane_of(self._suspect) == lane.number:
+                    self._suspect = None
             self._num_careful -= num
             lane.ready.extend(zip(elements, repeat(states), range(num)))
             if error is not None:
                 lane.failure = self._not_unpickled(error, lane.number)
 
     def _receive(self) -> tuple[int, int, Any]:
-        """The worker's next message, or that of one that takes its place.
+        """Return the worker's next message, or that of one that takes its place.
 
         Raises:
             WorkerDied: it died, and there is no use in trying again.
@@ -349,7 +349,7 @@ class LanesOfWorker(NamedWorker):
                 worker.usable = False
                 self._restart(self._skipping)
             except WorkerSilent:
-                if self._is_to_be_told():
+                if self._must_report():
                     return PASSED, 0, None
             except WorkerDied as death:
                 if not self._goes_on(death, worker):
@@ -367,10 +367,10 @@ class LanesOfWorker(NamedWorker):
         is_sure = len(incident.suspects) <= 1 or self._is_suspected
         self._died, self._is_suspected = worker, True
         is_careful = self._takes_care(death, worker.unfinished(), is_sure=is_sure)
-        incident.is_told |= not (is_careful and self._unexplained)
+        incident.is_reported |= not (is_careful and self._unexplained)
         return is_careful
 
-    def _is_to_be_told(self) -> bool:
+    def _must_report(self) -> bool:
         """True if there was a death that no element need have caused, and no other lane reports
         it.
         """
@@ -389,7 +389,7 @@ class LanesOfWorker(NamedWorker):
         refused = {} if self._quarantine is None else self._quarantine.refused
         if is_known and reading[0][:2] not in refused:
             who, index, _ = reading[0]
-            self._unexplained, self._accused = "", (who, index)
+            self._unexplained, self._suspect = "", (who, index)
             self._quarantine = Quarantine(
                 {**refused, (who, index): self._accusation(death, who, index)}
             )
@@ -399,7 +399,7 @@ class LanesOfWorker(NamedWorker):
                 if reading
                 else next(n for n in self._states if self.lanes[n].is_running)
             )
-            self._unexplained = self._obituary(death, lane)
+            self._unexplained = self._death_text(death, lane)
             self._quarantine = Quarantine(
                 {}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading}
             )
@@ -420,34 +420,34 @@ class LanesOfWorker(NamedWorker):
             return None
         try:
             if (
-                self._accused is not None
-                and self._lane_of(self._accused) == lane.number
-                and self._is_innocent(lane, self._accused)
+                self._suspect is not None
+                and self._lane_of(self._suspect) == lane.number
+                and self._has_passed(lane, self._suspect)
             ):
                 return None
             self._skipping = lane.number
             self._restart(lane.number)
             kind, _, content = self._receive()
         except WorkerDied as death:
-            raise of_no_element(self._obituary(death, lane.number)) from None
+            raise pipeline_error(self._death_text(death, lane.number)) from None
         if kind != SKIPPED:
             raise content()
         self._skipping = None
         self._states[lane.number] = content
         return self._states[lane.number]
 
-    def _is_innocent(self, lane: WorkerLane, accused: tuple[int, int]) -> bool:
+    def _has_passed(self, lane: WorkerLane, suspect: tuple[int, int]) -> bool:
         """True if the next output arrives when a record at which a worker died is read once
         more.
         """
-        self._accused = None
+        self._suspect = None
         assert self._quarantine is not None
         self._quarantine = Quarantine(
-            {key: text for key, text in self._quarantine.refused.items() if key != accused}
+            {key: text for key, text in self._quarantine.refused.items() if key != suspect}
         )
         self._restart(lane.number)
         message = self._receive()
-        self._accused = None
+        self._suspect = None
         if message[0] == ERROR:
             return False
         self._held = message

@@ -3,10 +3,9 @@
 Guarantees:
 
 1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others
-   continue with them behind that. So every element comes once, in order, however often that
-   happens.
+   continue with them from there. So every element comes once, in order, however often that happens.
 2. Lanes are computed by the actors that are there, as many by each; one that comes later takes some
-   over, and so does one that is asked for by ``resize``. No lane changes its actor otherwise.
+   over, and so does one that is requested by ``resize``. No lane changes its actor otherwise.
 3. A lane whose actors die again and again, without any of its elements coming in between, gets an
    error.
 """
@@ -22,7 +21,7 @@ from typing import Any
 
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
-from gristmill.dataset.errors.context import of_no_element
+from gristmill.dataset.errors.context import pipeline_error
 from gristmill.dataset.lanes.processes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane, divided
 from gristmill.workers.messages import Quarantine
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
@@ -30,7 +29,7 @@ from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 _log = logging.getLogger("gristmill")
 
 _LOOK_SECONDS = 0.5  # between two looks at which actors are there
-_ROOM_SECONDS = 10.0  # for which actors that were asked for are waited for, before they count
+_ROOM_SECONDS = 10.0  # wait for requested actors before they count
 _MAX_DEATHS = 5  # in a row, of actors that were at the lane that was waited for
 _CAREFUL_DEATHS = 2  # from then on that lane is computed first, and nothing ahead
 
@@ -75,7 +74,7 @@ class LanesOfActor(LanesOfWorker):
             self._pool.let_go(self._index)
 
     def state_of(self, number: int) -> Any:
-        """The state of a lane after the last element that has arrived."""
+        """Return the state of a lane after the last element that has arrived."""
         return self._states[number]
 
     def text(self, lane: WorkerLane) -> str:
@@ -93,7 +92,7 @@ class LanesOfActor(LanesOfWorker):
         while True:
             worker = self._pool.worker(self._index)
             try:
-                # to skip is not begun again
+                # a skip is not restarted
                 return worker.receive(_LOOK_SECONDS if self._skipping is None else None)
             except WorkerBusy:
                 worker.usable = False
@@ -103,8 +102,8 @@ class LanesOfActor(LanesOfWorker):
             except WorkerDied as death:
                 raise _Lost(str(death)) from None
 
-    def obituary(self, death: str, number: int) -> str:
-        """The error message for a lane at which actors die."""
+    def death_text(self, death: str, number: int) -> str:
+        """Return the error message for a lane at which actors die."""
         return (
             f"Ray actors were lost, one after the other, while lane {number} of {self._num_lanes}"
             f" was computed, {self._place(number)}: the last one {death}. Nothing is lost:"
@@ -148,7 +147,7 @@ class LanesOnRay:
         self._num_wanted = num_workers
         self._look_at = 0.0
         self._num_before = 0  # elements received from actors that are gone
-        self.is_settled = False  # the actors that were asked for are there, or have no room
+        self.is_settled = False  # the requested actors are there, or have no room
         self._settled_by = time.monotonic() + _ROOM_SECONDS
 
     @property
@@ -162,11 +161,11 @@ class LanesOnRay:
         return sum([not worker.has_sent() for worker in workers]) / (len(workers) or 1)
 
     def has_sent(self, lane: WorkerLane) -> bool:
-        """Return false: nobody knows without asking the actor."""
+        """Return false: it is not known without asking the actor."""
         return False
 
     def text(self, lane: WorkerLane) -> str:
-        """Which worker computes a lane, and where that is."""
+        """Return which worker computes a lane, and where that is."""
         group = self._groups.get(self._actor_of.get(lane.number, -1))
         return (
             f"lane {lane.number}, which no actor computes now"
@@ -220,7 +219,9 @@ class LanesOnRay:
             self._lose(actor, lane, str(loss))
 
     def _states(self) -> dict[int, Any]:
-        """The state of each lane that has not ended, in the order in which they are needed."""
+        """Return the state of each lane that has not ended, in the order in which they are
+        needed.
+        """
         lanes = [
             lane for lane in self.lanes if lane.number in self._actor_of and not lane.has_ended
         ]
@@ -238,11 +239,11 @@ class LanesOnRay:
             self.is_settled = wanted == self._num_wanted
 
     def _lose(self, actor: int, lane: WorkerLane, how: str) -> None:
-        """The actor has died while ``lane`` was waited for."""
+        """Handle the death of an actor during a wait for ``lane``."""
         number = lane.number
         self._deaths[number] += 1
         if self._pool.is_closed or self._deaths[number] >= _MAX_DEATHS:
-            lane.failure = partial(of_no_element, self._groups[actor].obituary(how, number))
+            lane.failure = partial(pipeline_error, self._groups[actor].death_text(how, number))
             del self._deaths[number]
         if not self._pool.is_closed:
             lanes = sorted(self._groups[actor].lanes)

@@ -28,13 +28,13 @@ def join_parts(
     allocate: Allocate,
     unknown_row: Callable[[], Any],
 ) -> Any:
-    """The rows of all lanes of a host, ``size`` of each, where those of lanes without any are
-    zeros.
+    """Returns the rows of all lanes of a host, ``size`` of each, where those of lanes without any
+    are zeros.
 
     Args:
         parts: of all workers, none of which lacks rows since a lane is short.
         size: rows of each lane.
-        stacks: whether rows are stacked, and are to be.
+        stacks: whether rows must be stacked.
         allocate: makes the arrays that rows are copied to, where there are several parts.
         unknown_row: gives a row of zeros where no part has any.
     """
@@ -68,7 +68,7 @@ def _at(batch: Any, rows: Any) -> Any:
 
 
 def zero_like(element: Any) -> Any:
-    """An element of the same shape, all of whose leaves are zero, or empty text."""
+    """Returns an element of the same shape, all of whose leaves are zero, or empty text."""
     leaves, structure = tree.flatten(element)
     zeros = [
         (
@@ -92,7 +92,7 @@ class LaneRowsIterDataset(IterDataset[Part]):
         lanes: those whose elements are wanted.
         num_lanes: how many the pipeline is divided into.
         size: elements of each lane in a step.
-        stacks: whether rows are stacked; else they stand in a list.
+        stacks: whether rows are stacked; else they are in a list.
         pads: whether a lane that has ended gives copies of its last element.
     """
 
@@ -122,7 +122,7 @@ class LaneRowsIterDataset(IterDataset[Part]):
         return Infinite()
 
     def share(self, lane: int) -> IterDataset[Any]:
-        """The pipeline of a lane."""
+        """Returns the pipeline of a lane."""
         return slice_pipeline(self._gm_parents[0], lane, self.num_lanes, by_lanes=True)
 
     def __iter__(self) -> DatasetIterator[Part]:

@@ -19,7 +19,7 @@ class DrawCounts(NamedTuple):
     Args:
         elements: how many.
         lengths: of all elements of each together; their number, if lengths are not measured.
-        epochs: how often it has begun again.
+        epochs: how often it has restarted.
         ended: which have no elements left; where they start again, which have had none since.
         targets: how long the elements of each should be together, in parts of ``whole``; only where
             they are measured.
@@ -35,17 +35,17 @@ class DrawCounts(NamedTuple):
 
     @classmethod
     def nothing(cls, num: int, whole: int) -> DrawCounts:
-        """That of ``num`` components before the first element."""
+        """Return the counts of ``num`` components before the first element."""
         none = (0,) * num
         return cls(none, none, none, frozenset(), none if whole else (), whole)
 
     @classmethod
     def of_elements(cls, elements: Sequence[int]) -> DrawCounts:
-        """This many elements, without lengths."""
+        """Return counts of this many elements, without lengths."""
         return cls(tuple(elements), tuple(elements), (0,) * len(elements))
 
     def added(self, nums: Mapping[int, int], length: int | None = None) -> DrawCounts:
-        """With this many more elements of these components; or with one, of this length."""
+        """Return the counts with ``nums`` more elements; or with one more, of length ``length``."""
         elements, lengths = [*self.elements], [*self.lengths]
         for component, num in nums.items():
             elements[component] += num
@@ -53,7 +53,7 @@ class DrawCounts(NamedTuple):
         return self._replace(elements=tuple(elements), lengths=tuple(lengths))
 
     def by_name(self, names: Sequence[str]) -> dict[str, dict[str, int]]:
-        """The counts by component name, as users see them."""
+        """Return the counts by component name, as users see them."""
         rows = zip(self.elements, self.lengths, self.epochs, strict=True)
         return {
             name: {"elements": elements, "lengths": lengths, "epochs": epochs}
@@ -61,7 +61,7 @@ class DrawCounts(NamedTuple):
         }
 
     def saved(self, names: Sequence[str]) -> dict[str, Any]:
-        """The entries of a state."""
+        """Return the entries of a state."""
         counts: dict[str, dict[str, Any]] = {**self.by_name(names)}
         for i, name in enumerate(names):
             counts[name]["ended"] = i in self.ended
@@ -92,13 +92,13 @@ class DrawCounts(NamedTuple):
             for key in ("elements", "lengths", "epochs")
         ]
         ended = frozenset([i for i, row in enumerate(rows) if state_flag(row, "ended", owner)])
-        tally = cls(elements, lengths, epochs, ended)
+        totals = cls(elements, lengths, epochs, ended)
         if not whole:
-            return tally
+            return totals
         saved_whole = _positive(state, "whole", owner, 1)
         common = math.lcm(saved_whole, whole)  # so that nothing is rounded
         targets = [_positive(row, "target", owner, 0) * (common // saved_whole) for row in rows]
-        return tally._replace(targets=tuple(targets), whole=common)
+        return totals._replace(targets=tuple(targets), whole=common)
 
 
 # components with their shares of a length, in parts of ``whole``
@@ -197,7 +197,7 @@ class RunningCounts:
 def sum_of_counts(
     some: dict[str, dict[str, int]], others: dict[str, dict[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """The sum of the draw counts of two mixtures with the same components."""
+    """Return the sum of the draw counts of two mixtures with the same components."""
     total = {name: {**row} for name, row in some.items()}
     for name, row in others.items():
         into = total.setdefault(name, {})
@@ -210,7 +210,7 @@ _NOTHING = {"elements": 0, "lengths": 0, "epochs": 0, "ended": False, "target": 
 
 
 def _positive(state: Any, key: str, owner: object, least: int) -> int:
-    """An integer of any size in a state."""
+    """Return an integer of any size in a state."""
     number = plain_int(state_field(state, key, owner))
     if number is None or number < least:
         raise StateMismatchError(

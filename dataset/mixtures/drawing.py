@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gristmill.core.errors import as_int
 from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, Draw, needed
 from gristmill.dataset.engine.stream import Cell, Pos
-from gristmill.dataset.errors.context import tell, told
+from gristmill.dataset.errors.context import add_error_context, with_error_context
 from gristmill.dataset.mixtures.draw_counts import Aims, RunningCounts
 from gristmill.dataset.mixtures.plans import Plan
+from gristmill.dataset.mixtures.position import (
+    DRAWN,
+    ENDED,
+    LAST,
+    RESTARTED,
+    MixturePos,
+    count_entry,
+)
 from gristmill.dataset.mixtures.recorded import Places, Recorded
-from gristmill.dataset.mixtures.standing import DRAWN, ENDED, LAST, RESTARTED, Standing, count_entry
 
 if TYPE_CHECKING:
     from gristmill.dataset.mixtures.stream import Mix
@@ -36,14 +43,14 @@ class Drawing:
 
     def __init__(self, mix: Mix, cell: Cell) -> None:
         self.mix, self.cell = mix, cell
-        self.base = base = mix.standing(cell.pos)
+        self.base = base = mix.settled(cell.pos)
         self.log: list[Any] = []
         self.num = 0
         self.parts = [*base.parts]  # at the beginning of the run, or of the epoch of a component
-        self.index, self.has_ended, self.pieces, self.again = (
+        self.index, self.has_ended, self.earlier_plans, self.again = (
             base.num_asked,
             base.has_ended,
-            base.pieces,
+            base.earlier_plans,
             base.again,
         )
         self.counts = None if base.counts is None else RunningCounts(base.counts)
@@ -52,7 +59,7 @@ class Drawing:
         self.is_simple = False
         self._pauses = False  # the mixture ended here in an earlier run, and does not now
         self.record = None if self.choices is None else Recorded(mix, self.choices)
-        self._asked: Recorded | None = None  # which was asked for the last turn
+        self._asked: Recorded | None = None  # which was requested for the last turn
         # A plan, how many components have ended, and what is left of the plan without them.
         self._left: tuple[Plan, int, tuple[Plan, Places]] | None = None
         self._held: _HeldShares | None = None
@@ -63,25 +70,25 @@ class Drawing:
         """Return the log, a new one if it has become long."""
         if self.num > _BLOCK + len(self.parts):
             self.base, self.log, self.num = (
-                self.mix.standing((self.base, self.log, self.num)),
+                self.mix.settled((self.base, self.log, self.num)),
                 [],
                 0,
             )
-            self.base = self.base._replace(pieces=self.pieces)
+            self.base = self.base._replace(earlier_plans=self.earlier_plans)
         return self.log
 
-    def begin_block(self) -> Standing:
+    def begin_block(self) -> MixturePos:
         """Return where the mixture is, before a block of elements whose position is computed on
         demand.
         """
-        if self.num or self.base.pieces:
-            self.base = self.mix.standing((self.base, self.log, self.num))._replace(
-                pieces=self.pieces
+        if self.num or self.base.earlier_plans:
+            self.base = self.mix.settled((self.base, self.log, self.num))._replace(
+                earlier_plans=self.earlier_plans
             )
             self.log, self.num = [], 0
         return self.base
 
-    def end_block(self, base: Standing) -> None:
+    def end_block(self, base: MixturePos) -> None:
         """Continue after such a block."""
         cell = self.cell
         cell.is_counting = False
@@ -94,7 +101,9 @@ class Drawing:
     def in_blocks(self) -> bool:
         """True if the elements that follow are determined by the index and the own plan."""
         mix = self.mix
-        return self.counts is None and not (mix.by or self.again or self.pieces or self.choices)
+        return self.counts is None and not (
+            mix.by or self.again or self.earlier_plans or self.choices
+        )
 
     def turns(self, num: int) -> Iterable[Any]:
         """Return up to ``num`` components that are next; an empty list if the mixture has ended."""
@@ -104,12 +113,12 @@ class Drawing:
         self.is_simple = False
         while True:
             if self.again is not None and self.index < self.again[0].stop:
-                turn, self._asked = self._turn_again(), None
+                turn, self._asked = self._component_again(), None
                 if turn is not None:
                     return [max(turn, ~turn)]
                 self.index += 1
                 continue
-            record = None if self._is_in_piece() else self.record
+            record = None if self._has_earlier_plan() else self.record
             self._asked = record
             if record is not None and (known := record.ask()) is not None:
                 if known.name in mix.places:
@@ -117,8 +126,7 @@ class Drawing:
                 if known.kind in (ELEMENT, DELIVERED):  # of a component that was dropped
                     self.index += 1
                 if known.kind == END:
-                    # More may follow under these weights: who replays makes a group of its own of
-                    # those.
+                    # More may follow under these weights: a replay makes a separate group of those.
                     self._pauses = bool(self._due(*self._without_ended(self._planned()), 1))
                     return []
                 continue
@@ -127,27 +135,27 @@ class Drawing:
                 raise needed(
                     [name for name in self._planned()[0].names if name not in mix.places], mix
                 )
-            self.is_simple = self.counts is None and not self.pieces
+            self.is_simple = self.counts is None and not self.earlier_plans
             if record is not None and found:
                 return record.new(found)
             if record is not None:
                 record.note(Draw(mix.own, None, END))
-            if record is not None or found or not self._is_in_piece():
+            if record is not None or found or not self._has_earlier_plan():
                 return found
-            self.index = self.index + 1 if mix.by is None else self.pieces[0].stop
+            self.index = self.index + 1 if mix.by is None else self.earlier_plans[0].stop
 
     def _due(self, plan: Plan, places: Places, num: int) -> Sequence[Any]:
         """Return the next components under a plan, at most ``num``."""
         if not places or (plan.end is not None and self.index >= plan.end):
             return []
         if self.mix.by is None:
-            stops = [self.index + num, *[piece.stop for piece in self.pieces[:1]]]
+            stops = [self.index + num, *[earlier.stop for earlier in self.earlier_plans[:1]]]
             positions = range(self.index, min(stops if plan.end is None else [*stops, plan.end]))
             components = plan.components(positions)
             if type(places) is range:  # all are there
                 return components
             found = [places[component] for component in components]
-            if None in found and self._is_in_piece():
+            if None in found and self._has_earlier_plan():
                 del found[found.index(None) :]
             return found
         aims = self._aims(plan, places)
@@ -172,15 +180,17 @@ class Drawing:
 
     def _planned(self) -> tuple[Plan, Places]:
         """Return the plan at the index, and which component each of its own is."""
-        if self._is_in_piece():
-            return self.pieces[0].plan, self.pieces[0].places
+        if self._has_earlier_plan():
+            return self.earlier_plans[0].plan, self.earlier_plans[0].places
         return self.mix.plan, range(len(self.parts))
 
-    def _is_in_piece(self) -> bool:
+    def _has_earlier_plan(self) -> bool:
         """Return true if elements are drawn under an earlier plan."""
-        if self.pieces and self.pieces[0].stop <= self.index:
-            self.pieces = tuple([piece for piece in self.pieces if piece.stop > self.index])
-        return bool(self.pieces)
+        if self.earlier_plans and self.earlier_plans[0].stop <= self.index:
+            self.earlier_plans = tuple(
+                [earlier for earlier in self.earlier_plans if earlier.stop > self.index]
+            )
+        return bool(self.earlier_plans)
 
     def _without_ended(self, planned: tuple[Plan, Places]) -> tuple[Plan, Places]:
         ended = None if self.counts is None or self.mix.stop != "all" else self.counts.ended
@@ -194,9 +204,9 @@ class Drawing:
             self._left = left = plan, len(ended), found
         return left[2]
 
-    def _turn_again(self) -> int | None:
-        """Return whose element is drawn again, the complement if it is left out; ``None``: of none
-        that is there.
+    def _component_again(self) -> int | None:
+        """Return the component that is drawn from again, its complement if the element is dropped;
+        ``None``: that component is gone.
         """
         assert self.again is not None
         turn = self.again[0].at(self.index)
@@ -207,20 +217,20 @@ class Drawing:
     # What has happened.
 
     def draw(self, i: int, x: Any, part: Pos) -> bool:
-        """Count an element; return true if it is left out."""
+        """Count an element; return true if it is dropped."""
         mix, length, aims = self.mix, 1, None
         if mix.by is not None:
             try:
                 length = as_int("the length of an element", mix.by(x), minimum=0)
             except Exception as error:
-                tell(error, mix)
+                add_error_context(error, mix)
                 self.cell.past_failed = partial(self.pass_one, i, part)
                 raise
             if length:
                 then = None if self._asked is None else self._asked.then
                 aims = self._aims(*self._without_ended(then or self._planned()))
         is_again = self.again is not None and self.index < self.again[0].stop
-        is_left_out = is_again and self._turn_again() == ~i
+        is_left_out = is_again and self._component_again() == ~i
         if self._asked is not None:
             is_left_out = self._asked.leaves_out()
         self.index += 1
@@ -261,10 +271,10 @@ class Drawing:
         reason = (
             f"an epoch of {self.mix.parents[i]} has no elements, so restarting it would never end"
         )
-        raise told(ValueError(f"{self.mix} cannot continue: {reason}"), self.mix)
+        raise with_error_context(ValueError(f"{self.mix} cannot continue: {reason}"), self.mix)
 
     def finish(self) -> None:
-        """No component is next."""
+        """End the mixture: no component is next."""
         if not (self.has_ended or self._pauses):
             self.has_ended = True
             self._enter(None, None, 0, LAST, None)

@@ -13,7 +13,7 @@ _NEVER = 1e-6  # the share of draws that is assumed for a component of weight 0
 
 
 def weigh(mix: Mix, i: int, index: int) -> None:
-    """Tell component ``i``, which is drawn from at ``index``, its share, unless it knows it."""
+    """Pass component ``i``, which is drawn from at ``index``, its share, unless it has it."""
     if not mix.is_expected:
         if mix.was_asked:  # the first element does not wait for all parents
             expect(mix, mix.rate, 0.0, index)
@@ -26,7 +26,7 @@ def weigh(mix: Mix, i: int, index: int) -> None:
 
 
 def expect(mix: Mix, rate: float, due: float | None, index: int) -> None:
-    """Tell all components their shares, and let them read ahead, unless ``due`` is ``None``."""
+    """Pass all components their shares, and let them read ahead, unless ``due`` is ``None``."""
     mix.rate = rate
     if due is None:
         return

@@ -93,15 +93,18 @@ class MixedIterDataset(IterDataset[T]):
                 if self._stop == "never" and self._plan.end is None
                 else at_most(added(lengths))
             )
-        # It ends with the first component whose turn comes in vain, which depends on the pattern.
+        # It ends with the first component that is drawn from without an element left, which depends
+        # on the pattern.
         total = at_most(added(lengths))
         is_endless = lengths == [Infinite()] * len(lengths)
         return total if is_endless or not isinstance(total, Infinite) else Unknown()
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         names: Sequence[Any] = range(len(self._gm_parents)) if self._names is None else self._names
-        twins = zip(names, self._gm_parents, strict=True)
-        parents = tuple([tracing.of(parent).map(with_component(name)) for name, parent in twins])
+        components = zip(names, self._gm_parents, strict=True)
+        parents = tuple(
+            [tracing.of(parent).map(with_component(name)) for name, parent in components]
+        )
         by = self._by
         return tracing.over(self, _gm_parents=parents, _by=by and (lambda x: by(x.value)))
 

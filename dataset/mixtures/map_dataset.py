@@ -107,9 +107,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         return [self._names[i] for i in range(len(self._gm_parents))] if self._names else None
 
     def _with_names(self, names: Sequence[str] | None) -> MixedMapDataset[T]:
-        """This dataset, not in use yet, for which ``explain`` calls the components by these
-        names.
-        """
+        """Sets the names of components for ``explain``; the dataset is not in use yet."""
         self._names = dict(enumerate(names or ()))
         return self
 
@@ -224,7 +222,7 @@ class MixedMapDataset(BlockMapDataset[T]):
 def mix(
     datasets: Any, weights: Any, by: Any = "elements", stop: str = "first"
 ) -> MixedMapDataset[Any]:
-    """The stage for ``MapDataset.mix(datasets, weights, by=by, stop=stop)``."""
+    """Return the stage for ``MapDataset.mix(datasets, weights, by=by, stop=stop)``."""
     names, datasets, weights = named(datasets, weights)
     parents = as_datasets(datasets, MapDataset)
     check_stop(stop)
@@ -254,7 +252,7 @@ def mix(
 
 
 def concatenate(datasets: Sequence[MapDataset[Any]]) -> MixedMapDataset[Any]:
-    """The stage for ``MapDataset.concatenate(datasets)``."""
+    """Return the stage for ``MapDataset.concatenate(datasets)``."""
     parents = as_datasets(datasets, MapDataset)
     lengths = [len(parent) for parent in parents]
     for i, length in enumerate(lengths):
@@ -293,8 +291,8 @@ def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
 
 
 def named(datasets: Any, weights: Any) -> tuple[list[str] | None, Any, Any]:
-    """The names of components, if they have any, and these with their weights as sequences in the
-    order of the names.
+    """Return the names of components, if they have any, and these with their weights as sequences
+    in the order of the names.
     """
     if isinstance(datasets, Mapping):
         names = _sorted_names(datasets)
@@ -310,7 +308,7 @@ def named(datasets: Any, weights: Any) -> tuple[list[str] | None, Any, Any]:
 
 
 def plan_for(names: list[str] | None, weights: Any, num: int, *, exactly: bool = False) -> Plan:
-    """The plan of ``num`` components.
+    """Return the plan of ``num`` components.
 
     Args:
         names: of the components, if they have any.

@@ -39,15 +39,15 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def described(self) -> dict[str, Any]:
-        """The JSON-able description from which ``plan_of`` makes the plan."""
+        """Return the JSON-able description from which ``plan_of`` makes the plan."""
 
     @abc.abstractmethod
     def at(self, position: int) -> tuple[int, int]:
-        """Which one comes at ``position``, and how often it came before."""
+        """Return which one comes at ``position``, and how often it came before."""
 
     @abc.abstractmethod
     def select(self, positions: range) -> Selected:
-        """The same for consecutive positions."""
+        """Return the same for consecutive positions."""
 
     def components(self, positions: range) -> Sequence[int]:
         """Return which one comes at each of consecutive positions."""
@@ -57,7 +57,7 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def counts(self, position: int) -> list[int]:
-        """The number of elements of each component before ``position``."""
+        """Return the number of elements of each component before ``position``."""
 
     def most_counts(self, position: int) -> list[int]:
         """Return numbers of each one that come before ``position`` at most; by default the exact
@@ -66,7 +66,7 @@ class Plan(abc.ABC):
         return self.counts(position)
 
     def counts_by_name(self, position: int) -> dict[str, int]:
-        """The same by name."""
+        """Return the same by name."""
         return dict(zip(self.names, self.counts(position), strict=True))
 
     @abc.abstractmethod
@@ -85,7 +85,7 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def only(self, names: Sequence[str]) -> Plan:
-        """The plan of some of the components."""
+        """Return the plan of some of the components."""
 
     def in_lane(self, num_lanes: int) -> Plan:
         """Return the plan of a lane of ``num_lanes`` of a mixture with this plan."""
@@ -179,7 +179,7 @@ class SchedulePlan(Plan):
 
 
 def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
-    """The components to read and the indices to read of each, for elements ``inner[i]`` of
+    """Return the components to read and the indices to read of each, for elements ``inner[i]`` of
     ``components[i]``.
     """
     shares: dict[int, list[int]] = {}
@@ -195,7 +195,7 @@ def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
 
 
 def plan_of(description: Any) -> Plan:
-    """The plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid
+    """Return the plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid
     description.
     """
     if not isinstance(description, Mapping) or not description:
@@ -290,7 +290,7 @@ class PlannedSelectionMap(BlockSelectionMap):
         return component, count + phase.offsets[place] + epoch * self._epoch[component]
 
     def nums_before(self, index: int) -> list[int]:
-        """The number of elements of each component among the first ``index`` elements."""
+        """Return the number of elements of each component among the first ``index`` elements."""
         epoch = 0
         if index > self._length and self._stop == "all":
             epoch, index = divmod(index, self._length)
@@ -326,8 +326,9 @@ class PlannedSelectionMap(BlockSelectionMap):
 
 
 def _end_of(phase: _Phase, lengths: Sequence[int]) -> tuple[int, int | None]:
-    """The position at which the turn of a component comes in vain, and which one that is; ``None``:
-    there are no more turns.
+    """Return the position at which a component without elements is drawn from, and which one that
+    is;
+    ``None``: there are no more turns.
     """
     low = phase.start
     high = min(sys.maxsize, low + sum([lengths[i] for i in phase.members]) + 1)

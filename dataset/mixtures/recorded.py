@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.engine.choices import NEW, Choices
 from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, EXHAUSTED, Draw
-from gristmill.dataset.errors.context import told
+from gristmill.dataset.errors.context import with_error_context
 from gristmill.dataset.mixtures.plans import Plan, plan_of
 
 if TYPE_CHECKING:
@@ -96,4 +96,4 @@ class Recorded:
             f"a step after {self._mix} holds elements that are drawn again as its state says, but"
             f" {what} now"
         )
-        return told(StateMismatchError(f"{text}: data have changed since"), self._mix)
+        return with_error_context(StateMismatchError(f"{text}: data have changed since"), self._mix)

@@ -162,7 +162,7 @@ class Schedule:
         return hash(repr(self))
 
     def described(self) -> dict[str, Any]:
-        """The JSON-able description from which ``of_description`` makes the schedule."""
+        """Return the JSON-able description from which ``of_description`` makes the schedule."""
         return {
             self._kind: {
                 str(position): _plain(weights) for position, weights in self._points.items()
@@ -171,7 +171,7 @@ class Schedule:
 
     @classmethod
     def of_description(cls, description: Any) -> Schedule:
-        """The schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for an
+        """Return the schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for an
         invalid description.
         """
         if (
@@ -190,7 +190,7 @@ class Schedule:
         return cls(steps) if kind == "steps" else cls.linear(steps)
 
     def selection(self, names: Sequence[str]) -> ScheduledSelection:
-        """Which of ``names`` is next at every position; the others are left out.
+        """Returns which of ``names`` is next at every position, without the other components.
 
         Where none of them has a weight, those hold that the next position with weights has. It ends
         after the last one.
@@ -204,7 +204,7 @@ class Schedule:
         end = next((position for position in rows if position > last), None) if drawn_from else None
         shares = []
         for position, row in rows.items():
-            if not any(row):  # what lies between points with weights is as the nearest of them
+            if not any(row):  # positions between points with weights take the nearest
                 nearest = [p for p in drawn_from if p > position][:1] or drawn_from[-1:]
                 row = rows[nearest[0]] if nearest else [Fraction(1)] * len(names)
             total = sum(row)
@@ -296,7 +296,9 @@ class _Segment:
         return self.base[i] + (self.slope[i] + self.bend[i] * x) * x
 
     def first(self, i: int, target: int, length: int | None) -> int | None:
-        """The least ``x``, up to ``length``, at which component ``i`` has reached ``target``."""
+        """Return the least ``x``, up to ``length``, at which component ``i`` has reached
+        ``target``.
+        """
         if not self.bend[i]:
             missing = target - self.base[i]
             if missing > 0 and not self.slope[i]:
@@ -405,7 +407,7 @@ class ScheduledSelection:
         return [segment.at(i, position - segment.start) for i in range(self._num)]
 
     def __getitem__(self, position: int) -> tuple[int, int]:
-        """The component at ``position`` and how often it came before."""
+        """Return the component at ``position`` and how often it came before."""
         if self._period <= _BLOCK and position >= self._unchanging_from:
             return self._repeated(position)
         number, offset = divmod(position, _BLOCK)
@@ -433,7 +435,9 @@ class ScheduledSelection:
         return component, counts[component]
 
     def _repeated(self, position: int) -> tuple[int, int]:
-        """The same if windows, and so their components, repeat those of an earlier period."""
+        """Return the same if windows, and so their components, repeat those of an earlier
+        period.
+        """
         laps, offset = divmod(position - self._unchanging_from, self._period)
         if self._lap is None:
             if self._is_first_miss(-1):
@@ -444,7 +448,9 @@ class ScheduledSelection:
         return component, inner
 
     def run(self, start: int, num: int) -> tuple[list[int], list[int]]:
-        """The components at ``num`` positions from ``start`` on, and how often each came before."""
+        """Return the components at ``num`` positions from ``start`` on, and how often each came
+        before.
+        """
         components: list[int] = []
         inner: list[int] = []
         while len(components) < num:
@@ -466,7 +472,7 @@ class ScheduledSelection:
         return found
 
     def _served(self, start: int, num: int) -> tuple[list[int], list[int]]:
-        """The components at ``num`` positions: at each, the released unit with the earliest
+        """Return the components at ``num`` positions: at each, the released unit with the earliest
         deadline.
         """
         following, counts = self._following
@@ -499,7 +505,7 @@ class ScheduledSelection:
         return [-(-number // self._whole) for number in self.integral(position)]
 
     def _next(self, position: int, counts: list[int]) -> int:
-        """The component at ``position``, where ``counts`` have come."""
+        """Return the component at ``position``, where ``counts`` have come."""
         integral = self.integral(position + 1)
         released = [i for i in self._drawn_from(position) if integral[i] > counts[i] * self._whole]
         return min([(self._deadline(i, counts[i]), i) for i in released])[1]
@@ -518,7 +524,9 @@ class ScheduledSelection:
         return math.inf if found is None else found
 
     def _first(self, i: int, target: int) -> int | None:
-        """The first position at which the integral of component ``i`` is ``target`` or more."""
+        """Return the first position at which the integral of component ``i`` is ``target`` or
+        more.
+        """
         segments = self._segments
         low, high = 0, len(segments)  # the last segment that begins below the target
         while high - low > 1:
@@ -578,7 +586,7 @@ class ScheduledSelection:
         return found
 
     def _surplus(self, members: Sequence[int], start: int, stop: int, offset: int) -> Any:
-        """The number of units of ``members`` released beyond one for each position, at the
+        """Return the number of units of ``members`` released beyond one for each position, at the
         positions of a range.
         """
         found = np.arange(-start, -stop, -1) + offset
@@ -593,7 +601,7 @@ class ScheduledSelection:
         return found
 
     def _settled_counts(self) -> list[int]:
-        """The counts when those that are never drawn from again have what they get."""
+        """Return the counts when those that are never drawn from again have what they get."""
         if self._settled is None:
             self._settled = self.counts(self._segments[-1].start + self._settling)
         return self._settled
@@ -623,8 +631,8 @@ def _released(segment: _Segment, whole: int, members: Sequence[int], x: int, num
 def _released_by_unit(
     segment: _Segment, whole: int, members: Sequence[int], x: int, num: int
 ) -> Any:
-    """Return the same as ``_released``: each unit is looked for, of which there are about as many
-    as positions.
+    """Return the same as ``_released``: it searches for each unit; there are about as many units as
+    positions.
     """
     before = [segment.at(i, x) for i in members]
     slope = np.array([(segment.slope[i] + 2 * segment.bend[i] * x) / whole for i in members])

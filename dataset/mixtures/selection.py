@@ -28,14 +28,14 @@ Selected: TypeAlias = tuple[list[tuple[int, Indices]], Sequence[int]]
 
 _MAX_PERIOD = 1 << 16  # selections are tabulated up to this length
 _MAX_PLANNED = 1024  # elements of a block up to which its selection is kept
-# indices up to which looking at the components of each costs less than NumPy's steps for each
+# indices up to which looking at the components of each costs less than NumPy's calls for each
 # component
 _MAX_SINGLE = 64
 
 
 def integer_weights(weights: Sequence[float] | None, count: int) -> tuple[int, ...]:
-    """The proportions of ``count`` components: the weights, scaled so that the smallest is 100, and
-    truncated.
+    """Return the proportions of ``count`` components: the weights, scaled so that the smallest is
+    100, and truncated.
 
     Raises:
         TypeError: ``weights`` is not a sequence of numbers.
@@ -83,7 +83,7 @@ class BlockSelectionMap(DatasetSelectionMap):
     """The base of our own selections: whole blocks are selected at once."""
 
     def select(self, indices: Indices) -> Selected:
-        """The reads for a block of at least two indices."""
+        """Return the reads for a block of at least two indices."""
         components, inner = self._of_array(as_array(indices, self._limit))
         order = np.argsort(components, kind="stable")
         places = np.empty(len(order), np.int64)
@@ -97,8 +97,8 @@ class BlockSelectionMap(DatasetSelectionMap):
 
     @abc.abstractmethod
     def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
-        """The same selection from components of other lengths: which of them it selects from, and
-        from these what.
+        """Return the same selection from components of other lengths: which of them it selects
+        from, and from these what.
         """
 
     def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
@@ -137,8 +137,8 @@ class SelectionWithProportionsMap(BlockSelectionMap):
     def of_datasets(
         cls, lengths: Sequence[int], proportions: Sequence[int]
     ) -> SelectionWithProportionsMap:
-        """The mixture of components of these ``lengths``, none of which may be read beyond its
-        end.
+        """Return the mixture of components of these ``lengths``, none of which may be read beyond
+        its end.
         """
         total = sum(proportions)
         # In doubles, division by division: the length of a mixture is part of what Grain's
@@ -182,7 +182,7 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         return _turns(self._reduced, positions.start % self._period, num)
 
     def nums_before(self, index: int) -> list[int]:
-        """The number of elements of each component among the first ``index`` elements."""
+        """Return the number of elements of each component among the first ``index`` elements."""
         nums, left, total = [], index, sum(self._reduced)
         for weight in self._reduced:
             following = left * (total - weight) // total
@@ -235,8 +235,8 @@ def _cascade(proportions: tuple[int, ...], index: int) -> tuple[int, int]:
 
 
 def _cascade_run(proportions: tuple[int, ...], start: int, stop: int) -> Selected:
-    """The selection of the indices from ``start`` up to ``stop``: whatever their number, each
-    component is looked at once.
+    """Return the selection of the indices from ``start`` up to ``stop``: each component is examined
+    once, for any number of indices.
     """
     left = list(range(stop - start))  # places in the block that no component has taken yet
     shares: list[tuple[int, Indices]] = []
@@ -295,8 +295,8 @@ def _table(proportions: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.
 def _plan(
     proportions: tuple[int, ...], phase: int, num: int
 ) -> tuple[list[tuple[int, int, int, int]], list[int]]:
-    """The selection of ``num`` indices from ``phase`` on: ``(component, weight, first index in it,
-    how many)`` and places.
+    """Return the selection of ``num`` indices from ``phase`` on:
+    ``(component, weight, first index in it, how many)`` and places.
     """
     shares, places = BlockSelectionMap.select(
         SelectionWithProportionsMap(proportions, 0), range(phase, phase + num)
@@ -306,7 +306,7 @@ def _plan(
 
 @lru_cache(maxsize=1024)
 def _turns(proportions: tuple[int, ...], phase: int, num: int) -> tuple[int, ...]:
-    """The components of ``num`` indices from ``phase`` on."""
+    """Return the components of ``num`` indices from ``phase`` on."""
     components, _ = _table(proportions)
     return tuple(np.take(components, range(phase, phase + num), mode="wrap").tolist())
 
@@ -367,8 +367,8 @@ class ConcatenationMap(BlockSelectionMap):
 
 
 def select_singly(selection_map: Any, indices: Indices) -> Selected:
-    """The reads for a block, computed by a user's selection map, which handles single indices
-    only.
+    """Return the reads for a block, computed by a user's selection map, which handles single
+    indices only.
     """
     shares: dict[int, list[int]] = {}
     chosen = []
@@ -382,7 +382,7 @@ def select_singly(selection_map: Any, indices: Indices) -> Selected:
 
 
 def selected(selection_map: Any, index: int) -> tuple[int, int]:
-    """``selection_map[index]`` as built-in integers."""
+    """Return ``selection_map[index]`` as built-in integers."""
     try:
         entry = selection_map[index]
     except LookupError as error:

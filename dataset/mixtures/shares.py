@@ -140,7 +140,7 @@ def _drawn(
     """Yield the mixtures upstream with the number of elements at ``indices`` that each component
     gives.
 
-    Those that are shuffled downstream are left out: they have no period.
+    Mixtures that are shuffled downstream are skipped: they have no period.
     """
     if not len(indices):
         return

@@ -9,11 +9,11 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
 from gristmill.dataset.engine.draws import ELEMENT, needed
 from gristmill.dataset.mixtures.draw_counts import DrawCounts
-from gristmill.dataset.mixtures.pieces import Piece, pieces_of, turns_in
+from gristmill.dataset.mixtures.earlier_plans import EarlierPlan, draw_log_in, earlier_plans_of
 from gristmill.dataset.mixtures.plans import plan_of
-from gristmill.dataset.mixtures.standing import Standing
+from gristmill.dataset.mixtures.position import MixturePos
+from gristmill.dataset.states.draw_log import DRAW_LOG
 from gristmill.dataset.states.mixtures import DRAWN, FORGOTTEN, OWN
-from gristmill.dataset.states.turns import TURNS
 from gristmill.dataset.states.values import copied
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NEW: Any = object()  # in place of the state of a new component
 
 
-def saved(mix: Mix, at: Standing) -> Any:
+def saved(mix: Mix, at: MixturePos) -> Any:
     """Return the JSON-able state of a position."""
     states: Any = [mix.stream_in(i, at.counts).save(part) for i, part in enumerate(at.parts)]
     if mix.names is not None:
@@ -30,20 +30,20 @@ def saved(mix: Mix, at: Standing) -> Any:
     state = {"parents": states, "index": at.num_asked, "stop": at.has_ended}
     if mix.names is not None and (mix.key or at.counts is not None):
         state[OWN] = mix.own.copy()  # Grain ignores the entry
-    pieces = [piece for piece in at.pieces if piece.stop > at.num_asked]
-    if pieces:
-        state[DRAWN] = [[piece.stop, piece.plan.described()] for piece in pieces]
-        names = [zip(piece.plan.names, piece.places, strict=True) for piece in pieces]
+    earlier_plans = [earlier for earlier in at.earlier_plans if earlier.stop > at.num_asked]
+    if earlier_plans:
+        state[DRAWN] = [[earlier.stop, earlier.plan.described()] for earlier in earlier_plans]
+        names = [zip(earlier.plan.names, earlier.places, strict=True) for earlier in earlier_plans]
         if forgotten := sorted({name for pairs in names for name, place in pairs if place is None}):
             state[FORGOTTEN] = forgotten
     if at.again is not None and at.num_asked < at.again[0].stop:
-        state[TURNS] = copied(at.again[1])
+        state[DRAW_LOG] = copied(at.again[1])
     if at.counts is not None:
         state.update(at.counts.saved(mix.plan.names))
     return state
 
 
-def loaded(mix: Mix, state: Any) -> Standing:
+def loaded(mix: Mix, state: Any) -> MixturePos:
     """Return the position of a state.
 
     Raises:
@@ -52,15 +52,15 @@ def loaded(mix: Mix, state: Any) -> Standing:
     states = state_field(state, "parents", mix)
     index = state_count(state, "index", mix)
     has_ended = state_flag(state, "stop", mix)
-    pieces: tuple[Piece, ...] = ()
+    earlier_plans: tuple[EarlierPlan, ...] = ()
     again = None
     if mix.names is None:
         states = state_list(state, "parents", mix, len(mix.parents), "the number of datasets")
     else:
         states = _states_by_name(states, mix.names, mix)
-        pieces = pieces_of(state, mix.plan, mix, follows=mix.follows)
-        turns = turns_in(state, mix.names, mix)
-        again = None if turns is None else (turns, copied(state[TURNS]))
+        earlier_plans = earlier_plans_of(state, mix.plan, mix, follows=mix.follows)
+        log = draw_log_in(state, mix.names, mix)
+        again = None if log is None else (log, copied(state[DRAW_LOG]))
         if mix.stop == "all" and _NEW in states:  # new components follow those that have ended
             has_ended = False
     counts = counts_in(mix, state, index)
@@ -69,7 +69,7 @@ def loaded(mix: Mix, state: Any) -> Standing:
         parent.start() if s is _NEW else parent.load(s)
         for parent, s in zip(parents, states, strict=True)
     ]
-    return Standing(tuple(parts), index, has_ended, counts, pieces, again)
+    return MixturePos(tuple(parts), index, has_ended, counts, earlier_plans, again)
 
 
 def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | None:
@@ -91,7 +91,7 @@ def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | No
 
 def counts_by_name(mix: Mix, counts: DrawCounts | None, index: int) -> dict[str, dict[str, int]]:
     """Return what was drawn of each component, for users; ``counts`` and ``index`` as in a
-    standing.
+    position.
     """
     return (counts or DrawCounts.of_elements(mix.plan.counts(index))).by_name(mix.plan.names)
 
@@ -108,7 +108,7 @@ def check_draw(choice: Any, mix: Mix) -> None:
 
 
 def _states_by_name(states: Any, names: Sequence[str], owner: object) -> list[Any]:
-    """The states of the components, ``_NEW`` for those that are new."""
+    """Return the states of the components, ``_NEW`` for those that are new."""
     if not isinstance(states, Mapping):
         raise StateMismatchError(
             f"parents in the state of {owner} must be a mapping of names to states, got"

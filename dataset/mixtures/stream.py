@@ -23,10 +23,10 @@ from gristmill.dataset.epochs import in_epoch
 from gristmill.dataset.errors.context import add_before
 from gristmill.dataset.mixtures.draw_counts import DrawCounts
 from gristmill.dataset.mixtures.drawing import Drawing
+from gristmill.dataset.mixtures.earlier_plans import EarlierPlan
 from gristmill.dataset.mixtures.expecting import expect, weigh
-from gristmill.dataset.mixtures.pieces import Piece
 from gristmill.dataset.mixtures.plans import PatternPlan, Plan
-from gristmill.dataset.mixtures.standing import DRAWN, Standing
+from gristmill.dataset.mixtures.position import DRAWN, MixturePos
 from gristmill.dataset.mixtures.states import check_draw, counts_by_name, counts_in, loaded, saved
 from gristmill.dataset.states.values import is_same
 
@@ -38,9 +38,9 @@ _FINE = 1 << 32  # parts of a weight, where what has ended leaves its share to o
 class Mix(Stream):
     """Elements of the parents in turn, as a plan says.
 
-    The position is ``(standing, log, num)``: the first ``num`` entries of a growing list, which the
-    positions of one run share, after a standing. Which plan holds is a choice if components have
-    names: weights and components may be others after a restore.
+    The position is ``(settled, log, num)``: a ``MixturePos``, and the first ``num`` entries of a
+    growing list, which the positions of one run share. If components have names, the plan in use is
+    a choice: weights and components may be others after a restore.
 
     Args:
         stage: the definition.
@@ -75,23 +75,23 @@ class Mix(Stream):
 
     # Positions.
 
-    def standing(self, pos: Pos) -> Standing:
+    def settled(self, pos: Pos) -> MixturePos:
         """Return a position without a log."""
         base, log, num = pos
         return base.after(log[:num]) if num else base
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
-        return self.standing(pos).parts[i]
+        return self.settled(pos).parts[i]
 
     def start(self) -> Pos:
         return self._beginning([parent.start() for parent in self.parents])
 
     def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
-        ends = zip(self.parents, self.standing(end).parts, strict=True)
+        ends = zip(self.parents, self.settled(end).parts, strict=True)
         return self._beginning([parent.next_epoch(part, records) for parent, part in ends])
 
     def _beginning(self, parts: Sequence[Pos]) -> Pos:
-        return Standing(tuple(parts), counts=None if self.is_plain else self.nothing), [], 0
+        return MixturePos(tuple(parts), counts=None if self.is_plain else self.nothing), [], 0
 
     def index(self, pos: Pos) -> int:
         """Return how often a component was asked for an element."""
@@ -103,7 +103,7 @@ class Mix(Stream):
         return self.stop != "never" and super().saves_anywhere()
 
     def save(self, pos: Pos) -> Any:
-        return saved(self, self.standing(pos))
+        return saved(self, self.settled(pos))
 
     def load(self, state: Any) -> Pos:
         pos: Pos = loaded(self, state), [], 0
@@ -114,9 +114,9 @@ class Mix(Stream):
         check_draw(choice, self)
 
     def index_of(self, pos: Pos) -> int:
-        at = self.standing(pos)
-        self._check_index(at.pieces)
-        return at.num_asked - at.has_ended  # the last one was asked for in vain
+        at = self.settled(pos)
+        self._check_index(at.earlier_plans)
+        return at.num_asked - at.has_ended  # the last request found no element
 
     def at_index(self, index: int) -> Pos:
         self._check_index(())
@@ -126,7 +126,7 @@ class Mix(Stream):
         )
         self.is_expected = self.was_asked = False
         return (
-            Standing(
+            MixturePos(
                 parts,
                 index,
                 counts=None if self.is_plain else self.nothing.added(dict(enumerate(nums))),
@@ -135,9 +135,9 @@ class Mix(Stream):
             0,
         )
 
-    def _check_index(self, pieces: Sequence[Piece]) -> None:
+    def _check_index(self, earlier_plans: Sequence[EarlierPlan]) -> None:
         check_no_gaps(self)
-        if not self.follows or pieces:
+        if not self.follows or earlier_plans:
             raise NotImplementedError(
                 f"{self} has no index for its elements: what it draws does not follow from their"
                 " number"
@@ -281,7 +281,7 @@ class Mix(Stream):
             at.pass_one(i, part)
 
     def drawn(self, pos: Pos) -> dict[str, dict[str, int]]:
-        at = self.standing(pos)
+        at = self.settled(pos)
         return counts_by_name(self, at.counts, at.num_asked - at.has_ended)
 
     def start_prefetch(self) -> None:
@@ -297,13 +297,13 @@ class Mix(Stream):
         return f"MixedDatasetIterator({self.stage.text_of_parameters(tuple)})"
 
 
-def _after(cells: Sequence[Cell], start: Standing, turns: Sequence[int], num: int) -> Standing:
+def _after(cells: Sequence[Cell], start: MixturePos, turns: Sequence[int], num: int) -> MixturePos:
     """Return where a mixture is after the first ``num`` of ``turns``."""
     parts = [*start.parts]
     for i, _ in _num_of_each(tuple(turns[:num])):
         c = cells[i]
         parts[i] = c.settle() if c.is_counting else c.pos
-    return Standing(tuple(parts), start.num_asked + num)
+    return MixturePos(tuple(parts), start.num_asked + num)
 
 
 class MixIterator(StreamIterator[Any]):

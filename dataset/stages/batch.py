@@ -66,7 +66,7 @@ class BatchMapDataset(BlockMapDataset[T]):
         sparse = dropping_steps(parent)
         if sparse:
             raise ValueError(
-                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index"
+                f"cannot batch after {sparse[0]}: it may drop elements, and batches by index"
                 " would have holes. Call to_iter_dataset() before batch()."
             )
         self._parent_length = len(parent)
@@ -198,5 +198,5 @@ class _DefaultBatch:
 
 
 def batch_function(batch_fn: Any) -> Callable[[list[Any]], Any]:
-    """``batch_fn``, or the default one with buffers of its own."""
+    """Returns ``batch_fn``, or the default one with buffers of its own."""
     return _DefaultBatch() if batch_fn is None else _check_batch_fn(batch_fn)

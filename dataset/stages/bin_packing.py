@@ -58,7 +58,7 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
     @staticmethod
     @abc.abstractmethod
     def _algorithm() -> MakePlacer:
-        """A factory of the algorithm that chooses the bins."""
+        """Returns a factory of the algorithm that chooses the bins."""
 
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
 
 
 class FirstFitPackIterDataset(_PackIterDataset):
-    """Returns rows of fixed length in which sequences stand one after another: each goes into the
+    """Returns rows of fixed length of sequences one after another: each goes into the
     first bin with room for it.
 
     ``num_packing_bins`` bins are filled at a time. When a sequence fits into none of them they are
@@ -98,7 +98,7 @@ class FirstFitPackIterDataset(_PackIterDataset):
 
     Order: bins are shuffled with ``seed`` plus the number of rows before them. State: the parent's
     before the first sequence of the bins, the row, and the count of rows; restoring packs the bins
-    again. ``skip_failed`` leaves out a single sequence; the state says which one until the bins
+    again. ``skip_failed`` skips a single sequence; the state says which one until the bins
     have been given out. Cost: a few µs per sequence and one copy; it grows with the logarithm of
     the number of bins (with several features, with their number).
 
@@ -109,7 +109,7 @@ class FirstFitPackIterDataset(_PackIterDataset):
     Args:
         parent: a dataset of dicts of features: arrays whose first axis is that of the sequence,
             lists of numbers, or scalars, sequences of length 1. Features that are not named below
-            are dropped; ``None`` is passed over.
+            are dropped; ``None`` is skipped.
         length_struct: feature to cells in a bin, at least 1. Sequences must be truncated to it. For
             a feature that is itself a dict of features: a dict of these; so for the other structs.
         num_packing_bins: bins that are filled at a time, at least 1.
@@ -148,7 +148,7 @@ class FirstFitPackIterDataset(_PackIterDataset):
 
 
 class BestFitPackIterDataset(_PackIterDataset):
-    """Returns rows of fixed length in which sequences stand one after another: each goes into the
+    """Returns rows of fixed length of sequences one after another: each goes into the
     fullest bin with room for it.
 
     Of equally full bins the first one takes it; with several features, how full a bin is says the
@@ -231,7 +231,7 @@ class Packing:
         self._group = None if group is None else self.layout.index(group)
 
     def described(self) -> dict[str, Any]:
-        """The parameters that determine the rows."""
+        """Returns the parameters that determine the rows."""
         given = {name.name: getattr(self, name.name) for name in fields(Packing)[1:]}
         return {"algorithm": self.algorithm.__name__, **given}
 
@@ -245,8 +245,8 @@ class Packing:
         )
 
     def rows(self, bins: Bins, num_before: int) -> PackedRows:
-        """The contents of ``bins`` as elements, in the order in which they are emitted after
-        ``num_before`` others.
+        """Returns the contents of ``bins`` as elements, in the order in which they are emitted
+        after ``num_before`` others.
         """
         columns = bins.columns()
         order: Sequence[int] = range(len(bins))

@@ -85,7 +85,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
             x = x.element
         return x
 
-    # What those ask who keep blocks (see ``kept``).
+    # Called by readers that keep blocks (see ``kept``).
 
     def span(self, index: int) -> range:
         order = self._current_order()
@@ -131,8 +131,8 @@ class _Order:
         self._groups: dict[int, Permutation] = {}  # by their length: there are no more than four
 
     def position(self, epoch: Any, index: Any) -> Any:
-        """The index in the parent of element ``index`` of ``epoch``, for ``int``s or arrays of
-        them.
+        """Return the index in the parent of element ``index`` of ``epoch``, for ``int``s or arrays
+        of them.
         """
         group, start, length, place = self.group(epoch, index)
         offset = self._permuted(epoch * self.num_groups + group, index - start, length)
@@ -145,8 +145,8 @@ class _Order:
         return self._block_at(epoch, block, place) * self.block_size + offset % self.block_size
 
     def group(self, epoch: Any, index: Any) -> tuple[Any, Any, Any, Any]:
-        """The group that an element is in, its first index and its length; and the place of the
-        short block among all.
+        """Return the group that an element is in, its first index and its length; and the place of
+        the short block among all.
         """
         place = self._place(epoch)
         shorter = place // self.group_size  # the group that lacks something
@@ -163,7 +163,7 @@ class _Order:
 
     def _place(self, epoch: Any) -> Any:
         if not self.missing:
-            return epoch * 0 + self.num_blocks  # behind all
+            return epoch * 0 + self.num_blocks  # after all blocks
         place = mixed(epoch, self._place_seed) % self.num_blocks
         return place.astype(np.int64) if isinstance(place, np.ndarray) else place
 
@@ -187,7 +187,9 @@ class _Order:
         return found
 
     def _block_at(self, epoch: Any, block: Any, place: Any) -> Any:
-        """Which block is at a place in the permuted order; the short one has the highest number."""
+        """Return which block is at a place in the permuted order; the short one has the highest
+        number.
+        """
         if not self.num_whole:
             return block * 0
         among_whole = block - (block > place)

@@ -24,7 +24,7 @@ from gristmill.dataset.bases.traced import Traced, Tracing, grouped, noting_fail
 from gristmill.dataset.engine.bucket_plan import BucketElements, BucketPlan, base_of
 from gristmill.dataset.engine.buckets import BucketBatch
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.dataset.stages.bucket_parameters import (
     BucketParameters,
     OnLong,
@@ -97,7 +97,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         super().__init__(parent)
         if sparse := dropping_steps(parent):
             raise ValueError(
-                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index"
+                f"cannot batch after {sparse[0]}: it may drop elements, and batches by index"
                 " would have holes. Call to_iter_dataset() before bucket_batch(), with a function"
                 " that gives the length of an element"
             )
@@ -129,9 +129,9 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
             given.keeps_long,
         )
         self._allocate = BufferPool()
-        self._tell_long()
+        self._report_long()
 
-    def _tell_long(self) -> None:
+    def _report_long(self) -> None:
         given, num = self._gm_parameters, self.num_long
         if not num:
             return
@@ -187,8 +187,8 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         return map(self._batch, as_ints(indices))
 
     def _members(self, index: int) -> tuple[BucketElements, slice, int]:
-        """The elements of a batch, which of them are this shard's, and how many rows that has if
-        none is missing.
+        """Returns the elements of a batch, which of them are this shard's, and how many rows that
+        has if none is missing.
         """
         members, shard = self._plan.members(index), self._gm_parameters.shard_options
         size = self._gm_parameters.batch_sizes[members.bucket] // shard.shard_count
@@ -198,7 +198,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         try:
             members, own, size = self._members(index)
         except Exception as error:
-            tell(error, self, [index])
+            add_error_context(error, self, [index])
             raise
         num_real = len(members.indices[own])
         here = own if num_real else slice(1)  # what rows look like is known by an element alone
@@ -214,7 +214,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
                 )
             return self._padding.collate(elements, rows, self._allocate)
         except Exception as error:
-            tell(error, self, [index])
+            add_error_context(error, self, [index])
             raise
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
@@ -225,7 +225,9 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
 
 
 def _lengths_of(base: MapDataset[Any], lengths: Any) -> Lengths:
-    """``lengths``, or those that the source of ``base`` has, one for each element of ``base``."""
+    """Returns ``lengths``, or those that the source of ``base`` has, one for each element of
+    ``base``.
+    """
     if lengths is None:
         lengths = getattr(base, "lengths", None)
         if lengths is None:
@@ -236,8 +238,8 @@ def _lengths_of(base: MapDataset[Any], lengths: Any) -> Lengths:
     found = lengths if isinstance(lengths, Lengths) else Lengths(lengths)
     if len(found) != len(base):
         raise ValueError(
-            f"lengths must have one length for each element of {base}, {len(base)}, whatever part"
-            f" of them is used and in whatever order, got {len(found)}"
+            f"lengths must have one length for each element of {base}, {len(base)}, for any part"
+            f" of them and any order, got {len(found)}"
         )
     return found
 
@@ -314,7 +316,7 @@ class BucketBatchIterDataset(IterDataset[T]):
     def _gm_traced(self, tracing: Tracing) -> Any:
         length_of = self._gm_parameters.length_fn
         given = self._gm_parameters.replaced(length_fn=noting_failed(lambda x: length_of(x.value)))
-        # which is passed over
+        # which is skipped
         parent = tracing.of(self._gm_parent).map(lambda x: None if x.value is None else x)
         return tracing.over(
             self,

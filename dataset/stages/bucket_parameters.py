@@ -42,13 +42,13 @@ class BucketParameters(Parameters):
         return self.on_long == "truncate"
 
     def padding(self) -> Padding:
-        """The padding with which batches are made."""
+        """Returns the padding with which batches are made."""
         return Padding(self.pad_to, self.pad_value, self.with_lengths)
 
     def rows(
         self, bucket: int, num: int, num_real: int, lengths: Sequence[int], longest: int
     ) -> Rows:
-        """The rows of a batch of ``num``, ``num_real`` of which are real."""
+        """Returns the rows of a batch of ``num``, ``num_real`` of which are real."""
         return Rows(
             num if self.with_lengths else num_real,
             num_real,
@@ -59,7 +59,7 @@ class BucketParameters(Parameters):
         )
 
     def spec(self, padding: Padding, spec: Any, num_shards: int) -> Any:
-        """The spec of batches of elements with spec ``spec``."""
+        """Returns the spec of batches of elements with spec ``spec``."""
         sizes = {size // num_shards for size in self.batch_sizes}
         is_known = len(sizes) == 1 and (self.drop_remainder or self.with_lengths)
         return padding.spec(

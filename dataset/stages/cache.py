@@ -30,9 +30,10 @@ class CacheIterDataset(IterDataset[T]):
     nothing.
 
     Order: the parent's. State: the parent's, the number of elements so far, whether the cache is
-    complete, and where ``skip_failed`` has left out some, if it has; no elements. A new iterator
-    that is restored computes those before its position again; so of a mixture in mapping form with
-    other weights or components its state is refused, unless nothing has come yet: mix behind it.
+    complete, and the positions that ``skip_failed`` has skipped, if any; no elements. A new
+    iterator that is restored computes those before its position again. So the state is refused if a
+    mixture in mapping form has other weights or components, unless nothing has come yet: mix
+    downstream of the cache.
     Cost: a list's, and the memory of all elements.
 
     Args:

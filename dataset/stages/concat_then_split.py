@@ -63,14 +63,14 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
     passed through, and first tokens that are overwritten).
 
     Order: the parent's. State: the parent's before the element in which a row begins, where in it,
-    and the number of rows since; restoring makes that row again. ``skip_failed`` leaves out a
-    single element, and the state says which one as long as rows are being made of its neighbours.
+    and the number of rows since; restoring makes that row again. ``skip_failed`` skips a single
+    element, and the state says which one as long as rows are being made of its neighbours.
     Cost: a few µs per sequence and one copy.
 
     Args:
         parent: a dataset of dicts with exactly the features of ``length_struct``: arrays whose
             first axis is that of the sequence, lists of numbers, or scalars, sequences of length 1.
-            ``None`` is passed over.
+            ``None`` is skipped.
         length_struct: feature to length of a row, at least 1.
         meta_features: features that are never cut, but repeated in every row that has a piece of
             their element; without segment ids and positions.
@@ -191,7 +191,7 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
 
 
 def _as_cells(targets: Sequence[Target], x: Traced) -> dict[str, Array] | None:
-    """An element each of whose tokens says whose it is, and which."""
+    """Returns an element each of whose tokens says whose it is, and which."""
     if x.value is None:
         return None
     cells = {}
@@ -233,7 +233,7 @@ def _traced_row(targets: Sequence[Target], row: dict[str, Array]) -> Traced:
 
 
 def _row_of(targets: Sequence[Target], row: dict[str, Array]) -> dict[str, Array]:
-    """The row of tokens that a row of cells stands for."""
+    """Returns the row of tokens that a row of cells stands for."""
     whole = dict(row)
     for target in targets:
         cells = [(i, cell) for i, cell in enumerate(row[target.name]) if cell]
@@ -283,6 +283,6 @@ def _other_features(element: Any, lengths: Mapping[str, int]) -> Exception:
 
 
 def _outputs(target: Target) -> list[str]:
-    """The names of values, segment ids and positions in a row."""
+    """Returns the names of values, segment ids and positions in a row."""
     name = target.name
     return [name] if target.is_meta else [name, f"{name}_segment_ids", f"{name}_positions"]

@@ -26,8 +26,8 @@ def device_put(
     overlap. Elements are pytrees of what ``jax.device_put`` takes; dtypes follow JAX's rules
     (``int64`` becomes ``int32`` unless 64 bit are enabled).
 
-    Order: that of ``ds``. State: that of ``ds``, after the last delivered element, so this step can
-    be put in and taken out without effect on checkpoints. Cost: up to ``device_buffer_size + 1``
+    Order: that of ``ds``. State: that of ``ds``, after the last delivered element, so this stage
+    can be added and removed without effect on checkpoints. Cost: up to ``device_buffer_size + 1``
     elements on the device beyond those in use. On the CPU, JAX may use the memory of an array as it
     is, without a copy; buffers that are recycled wait until JAX has let go of them.
 
@@ -52,7 +52,7 @@ def device_put(
     cpu_buffer_size = as_int("cpu_buffer_size", cpu_buffer_size, minimum=0)
     device_buffer_size = as_int("device_buffer_size", device_buffer_size, minimum=0)
     try:
-        import jax  # noqa: F401  (what is missing is to be known now, not with the first element)
+        import jax  # noqa: F401  (fails now if missing, not with the first element)
     except ImportError as error:
         raise missing_package("jax", "jax", "device_put") from error
     on_host = ThreadPrefetchIterDataset(ds, prefetch_buffer_size=cpu_buffer_size)

@@ -22,7 +22,7 @@ from gristmill.dataset.bases.node import ancestors, spec_of_first_parent, tolera
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.descriptions.code import described_pipeline, pipeline_difference
 from gristmill.dataset.engine.disk_store import MISSING, DiskStore, store_at
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapIterDataset, RandomMapMapDataset
 
@@ -115,7 +115,7 @@ class DiskCache:
 
 
 def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: bool) -> None:
-    """Refuse random steps upstream, whose draws would be the same in all epochs.
+    """Refuse random stages upstream, whose draws would be the same in all epochs.
 
     Raises:
         ValueError: there is one, and ``freeze`` is False.
@@ -152,7 +152,7 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
         parent: the dataset, which has the same element at a position in all epochs.
         path: the folder.
         max_bytes: how much may be kept in ``path``; ``None``: no limit.
-        freeze: allow random steps upstream: all epochs have the elements of the first one.
+        freeze: allow random stages upstream: all epochs have the elements of the first one.
     """
 
     _element_spec = spec_of_first_parent
@@ -209,5 +209,5 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
         try:
             store.put(key, element)
         except Exception as error:
-            tell(error, self, [key])
+            add_error_context(error, self, [key])
             raise

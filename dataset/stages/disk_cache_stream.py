@@ -24,7 +24,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.choices import ChoiceRecord, Records, Refilling
+from gristmill.dataset.engine.choices import ChoiceRecord, Records, Replaying
 from gristmill.dataset.engine.disk_store import MISSING, ArrayOnDisk, pickled
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
@@ -114,7 +114,7 @@ class _CachedBlock:
         return self.ends[-1] if self.ends else self.before
 
 
-class DiskBlocks(Refilling):
+class DiskBlocks(Replaying):
     """The parent's elements, in blocks that are kept on disk.
 
     The position: the parent's before the block, the number of elements before it, how many of its

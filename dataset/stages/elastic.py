@@ -60,8 +60,8 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
     number of shards.
 
     If ``ds`` has a filter, no shard knows without evaluating it which elements are its own:
-    everything up to the last filter is computed in all shards, what comes after it for a shard's
-    own elements only.
+    everything up to the last filter is computed in all shards, stages downstream of it for a
+    shard's own elements only.
 
     Law, for an ``IterDataset``: it interleaves datasets, such as files, of which shard ``s`` has
     numbers ``s``, ``s + n``, …. Each shard ends when its datasets do, its last batch may be
@@ -83,8 +83,8 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
 
     Args:
         ds: a ``MapDataset``, not sharded. Or an ``IterDataset``: an ``InterleaveIterDataset``, with
-            or without steps after it that have no state of their own, such as ``map``, ``filter``
-            and ``batch``.
+            or without stages downstream that have no state of their own, such as ``map``,
+            ``filter`` and ``batch``.
         global_batch_size: elements per step in all shards together, a multiple of their number. 0,
             for an ``IterDataset``: single elements.
         shard_options: this shard and the number of shards.
@@ -179,9 +179,11 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
     def _gm_traced(self, tracing: Tracing) -> Any:
         ds: Any = self._ds
         is_map = isinstance(ds, MapDataset)
-        twin = TracedMapDataset(ds, tracing, False) if is_map else tracing.of(ds)
+        traced = TracedMapDataset(ds, tracing, False) if is_map else tracing.of(ds)
         options = ReadOptions(0) if is_map else None
-        new: Any = ElasticIterator(twin, self._global_batch_size, self._shard, read_options=options)
+        new: Any = ElasticIterator(
+            traced, self._global_batch_size, self._shard, read_options=options
+        )
         new._open(partial(grouped, batch_function(None)))
         return new
 
@@ -199,7 +201,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         length = num_elements(self._ds)
         if isinstance(self._ds, MapDataset) and isinstance(length, Exact | AtMost | Infinite):
             return scaled(length, lambda num: num // self._global_batch_size)
-        return Unknown()  # which datasets a shard reads does not tell how long they are
+        return Unknown()  # the lengths of a shard's datasets are not known
 
     @property
     def _element_spec(self) -> Any:
@@ -219,8 +221,8 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         return (self._ds if isinstance(self._ds, MapDataset) else iterate(self._ds),)
 
     def get_shard_states(self) -> dict[int, dict[str, Any]]:
-        """The states of the datasets of this shard, by their number among all datasets; for an
-        ``IterDataset``.
+        """Returns the states of the datasets of this shard, by their number among all datasets; for
+        an ``IterDataset``.
 
         Those of all shards together are what ``set_shard_states`` of another number of shards
         needs.
@@ -257,8 +259,8 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         """Continues with the datasets of this shard from ``states``.
 
         Args:
-            states: what ``get_shard_states`` of all shards gave, in one mapping, whatever their
-                number was. The keys may be text, as in JSON; datasets of other shards are ignored.
+            states: what ``get_shard_states`` of all shards gave, in one mapping, for any number of
+                them. The keys may be text, as in JSON; datasets of other shards are ignored.
 
         Raises:
             NotImplementedError: ``ds`` is a ``MapDataset``, for which every state is that of all

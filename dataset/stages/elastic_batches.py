@@ -131,7 +131,7 @@ class Batches(Stream):
         stop = index + self._num_left((index,)) * self.size
         share = slice(first + self.shard.shard_index, stop, self.shard.shard_count)
         shard = MapDataset.slice(self.ds, share)
-        # A batch of nothing but missing elements is missing itself, and must not be passed over.
+        # A batch of nothing but missing elements is missing itself, and must not be skipped.
         batches = shard.batch(self.size // self.shard.shard_count, batch_fn=self.batch_fn)
         return iterate(
             batches.to_iter_dataset(self.read_options, allow_nones=True).mp_prefetch(
@@ -225,7 +225,7 @@ class Batches(Stream):
 
 
 class SparseBatches(Batches):
-    """The batches of one shard of a map dataset that leaves out elements."""
+    """The batches of one shard of a sparse map dataset."""
 
     is_common = True
 
@@ -237,7 +237,7 @@ class SparseBatches(Batches):
         if self.multiprocessing_options.num_workers:
             running = iterate(batches.mp_prefetch(self.multiprocessing_options))
             assert isinstance(running, RoundRobinIterator)
-            running.judge_by(tolerances(self.ds), is_common=True)
+            running.use_limits(tolerances(self.ds), is_common=True)
             return running
         num_ahead = self.read_options.prefetch_buffer_size if self.read_options.most_threads else 0
         return ThreadPrefetchDatasetIterator(iterate(batches), num_ahead)
@@ -326,7 +326,7 @@ class StepsOfWorker(Layer):
         parent: says of each index whether the dataset has an element there.
         start: the index at which the first step begins.
         length: of the dataset.
-        name: of the stage that leaves out elements.
+        name: of the stage that drops elements.
         size: elements of a step.
         shard: whose elements are delivered.
         sl: which steps are.
@@ -383,7 +383,7 @@ class StepsOfWorker(Layer):
             for is_there in are_there:
                 self._decisions.append(is_there)
                 if len(self._decisions) >= WINDOW:
-                    self._guard.judge(self._decisions, self.ctx.options)
+                    self._guard.check(self._decisions, self.ctx.options)
             indices += [i for i, is_there in enumerate(are_there, index) if is_there]
             index += len(are_there)
         return index, indices
@@ -418,7 +418,7 @@ class StepsOfWorker(Layer):
 
 
 def _presence(ds: MapDataset[Any]) -> MapDataset[bool]:
-    # Behind the last step that leaves out elements, they are still at the same indices.
+    # Downstream of the last stage that drops elements, they are still at the same indices.
     while type(ds) in (MapMapDataset, MapWithIndexMapDataset, RandomMapMapDataset):
         ds = only_parent(ds)
     return _PresenceMapDataset(ds)

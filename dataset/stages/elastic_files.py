@@ -167,9 +167,7 @@ def open_files(
 
 
 def _interleave_of(ds: IterDataset[Any]) -> InterleaveIterDataset[Any]:
-    """Return the interleave at the beginning of ``ds``, behind which there must be no other
-    state.
-    """
+    """Return the interleave at the beginning of ``ds``, which has no other state downstream."""
     it = iterate(ds)
     while not isinstance(it, InterleaveDatasetIterator):
         if not (isinstance(it, ThreadPrefetchDatasetIterator) or adds_no_state(it)):

@@ -44,7 +44,7 @@ class ReadingIterDataset(IterDataset[T]):
         return key
 
     def _gm_num_elements(self) -> Length:
-        return Unknown()  # the files tell, when they are read
+        return Unknown()  # known when the files are read
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         if not is_of_library(self):

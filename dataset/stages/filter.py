@@ -1,4 +1,4 @@
-"""``filter``: leave out elements."""
+"""``filter``: drop elements that a predicate rejects."""
 
 from __future__ import annotations
 

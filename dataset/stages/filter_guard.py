@@ -61,7 +61,7 @@ class FilterGuard:
         if warn:
             self._warn(worst)
 
-    def judge(self, decisions: list[bool], options: Any) -> None:
+    def check(self, decisions: list[bool], options: Any) -> None:
         """Checks a full window of ``decisions``, and clear it; after an error when a user has got
         that.
         """

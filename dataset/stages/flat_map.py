@@ -46,7 +46,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     ``i * max_fan_out + j``.
 
     Where an element has fewer items, there is no element (``None``). Order: the parent's. Cost: one
-    call per element of the parent, where its items are asked for in blocks or one after another; so
+    call per element of the parent, where its items are requested in blocks or one after another; so
     items that share memory with one another must not be changed in place.
 
     Args:
@@ -177,7 +177,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
 
 
 class FlatMapIterDataset(IterDataset[T]):
-    """Returns the items that ``transform`` makes of each element; ``None`` is left out without a
+    """Returns the items that ``transform`` makes of each element; ``None`` is skipped without a
     call.
 
     Order: the parent's. State: the parent's before the element whose items are being delivered, and
@@ -246,7 +246,7 @@ class FlatMapFunction(FlatMap):
 
 
 def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
-    """The arguments of ``MapDataset.flat_map`` as a ``FlatMap``.
+    """Returns the arguments of ``MapDataset.flat_map`` as a ``FlatMap``.
 
     Raises:
         TypeError: ``transform`` is not callable, or there is no ``max_fan_out``.
@@ -263,7 +263,7 @@ def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
 
 
 def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
-    """The items that ``transform`` makes of ``element``: no more than ``most``, its
+    """Returns the items that ``transform`` makes of ``element``: no more than ``most``, its
     ``max_fan_out``.
     """
     items = as_list(transform.flat_map(element), transform, most + 1)
@@ -277,7 +277,7 @@ def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
 
 
 def as_list(items: Any, transform: Any, most: int | None = None) -> list[Any]:
-    """The first ``most`` items that a flat map returned."""
+    """Returns the first ``most`` items that a flat map returned."""
     if (
         type(items) is not list
         and not isinstance(items, Iterable)

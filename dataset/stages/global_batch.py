@@ -1,4 +1,4 @@
-"""``global_batch``: the batches of one host, the same whatever the number of hosts and workers."""
+"""``global_batch``: the batches of one host, the same for any number of hosts and workers."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     @cached
     def lane_lengths(self) -> list[Length]:
-        """The number of elements of each lane, for the lanes of all hosts."""
+        """Returns the number of elements of each lane, for the lanes of all hosts."""
         parameters = self._gm_parameters
         if parameters.end == "repeat":
             return [Infinite()] * parameters.num_lanes
@@ -311,7 +311,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return stage, lane
 
     def num_steps_after(self, rows: int) -> Length:
-        """The number of steps that follow when every lane has given ``rows`` rows, if it is
+        """Returns the number of steps that follow when every lane has given ``rows`` rows, if it is
         known.
         """
         size = self._gm_parameters.rows_per_lane
@@ -334,7 +334,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         )
 
     def zero_row(self) -> Any:
-        """An element of zeros if the element spec is known without reading."""
+        """Returns an element of zeros if the element spec is known without reading."""
         try:
             return map_spec(
                 lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._gm_parent)
@@ -381,14 +381,14 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
 
 def _own_number(num: int, largest: bool = False) -> int:
-    """Stands for an agreement of hosts in the twin of a stream, which is not asked for more than
-    they agreed on.
+    """Stands for an agreement of hosts in a traced stream, which is not asked for more than they
+    agreed on.
     """
     return 1 if largest else num
 
 
 def _grouped(make: Callable[[list[Any]], Any], elements: list[Any]) -> Traced:
-    """As ``grouped``, where the rows of lanes that never had an element are not traced."""
+    """Groups as ``grouped``; rows of lanes that never had an element are not traced."""
     present = next(x for x in elements if isinstance(x, Traced))
     zero = Traced(lambda: zero_like(present.value), [()])
     return grouped(make, [x if isinstance(x, Traced) else zero for x in elements])

@@ -21,7 +21,7 @@ from gristmill.dataset.bases.parameters import Described, Parameters, field
 from gristmill.dataset.engine.files import Reading
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.stream import Cell, Pos
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.dataset.stages.files import ReadingIterDataset
 from gristmill.sources.hugging_face import check_data_set
 from gristmill.sources.hugging_face_stream import (
@@ -61,7 +61,7 @@ class _Position(NamedTuple):
 
 
 class Examples(Reading):
-    """The examples of a stream of the library, of which there is one reader.
+    """The examples of a stream of the library, with a single reader.
 
     It is opened when it is needed, from the last known place, and dropped when it fails.
 
@@ -113,7 +113,7 @@ class Examples(Reading):
             raise
         except BaseException as error:  # an interrupt, too, which may come up anywhere
             self._drop_reader()
-            tell(error, self)
+            add_error_context(error, self)
             if isinstance(error, Exception):
                 cell.past_failed = partial(self._pass, cell)
             raise
@@ -232,9 +232,9 @@ class Examples(Reading):
             # A generator of Python that has raised is at its end, and the library's state is before
             # what failed.
             raise NotImplementedError(
-                f"{self} cannot move past what failed: the library cannot. Do what may fail behind"
-                " it, by .map(...) of the pipeline, where skip_failed() and tolerate() go past it;"
-                " leave out damaged files when the data set is loaded"
+                f"{self} cannot move past what failed: the library cannot. Do what may fail in"
+                " a stage after it, such as .map(...), where skip_failed() and tolerate() work;"
+                " skip damaged files when the data set is loaded"
             ) from error
 
     def close(self) -> None:
@@ -257,25 +257,26 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
     get it as it is and list nothing again.
 
     Order: the library's. The epoch that ``set_epoch`` gave it when this dataset was made is that of
-    every iterator; ``repeat`` gives the same examples in the same order again, so shuffle behind
-    it. State: the library's ``state_dict`` as text, and how many elements there were. Restoring
-    continues with exactly the next example, any number of times: by the library's state where it is
-    exact, which reads on in the file; else, for ``batch(by_column=...)``, ``map(batched=True)`` of
-    Arrow tables, ``async`` functions, files joined with a generator, and releases before 5.2, by
-    reading from the beginning. Cost: what the library's own iteration costs.
+    every iterator; ``repeat`` gives the same examples in the same order again, so shuffle
+    downstream of it. State: the library's ``state_dict`` as text, and how many elements there were.
+    Restoring continues with exactly the next example, any number of times: by the library's state
+    where it is exact, which reads on in the file; else, for ``batch(by_column=...)``,
+    ``map(batched=True)`` of Arrow tables, ``async`` functions, files joined with a generator, and
+    releases before 5.2, by reading from the beginning. Cost: what the library's own iteration
+    costs.
 
     A shuffle with a buffer (``shuffle(buffer_size=1000)``) is refused, as the library loses what is
     in the buffer when it is resumed: shuffle files by ``shuffle(seed=..., buffer_size=1)`` and
-    examples by ``window_shuffle`` behind this dataset.
+    examples by ``window_shuffle`` downstream of this dataset.
 
     Workers (``mp_prefetch``) share the shards of the stream, worker ``i`` of ``n`` reads shards
     ``i``, ``i + n``, …, if it has as many and what was done to it looks at every example alone.
-    Else every worker reads everything and keeps every ``n``-th example: do what is costly behind
-    this dataset then, or call ``reshard()`` before.
+    Else every worker reads everything and keeps every ``n``-th example: run costly stages
+    downstream of this dataset then, or call ``reshard()`` before.
 
     What fails in the library is an error of ``next``, which comes again: the library cannot go past
-    it. Put functions that may fail behind this dataset (``.map(...)``), where ``skip_failed`` and
-    ``tolerate`` go past them.
+    it. Put functions that may fail downstream of this dataset (``.map(...)``), where
+    ``skip_failed`` and ``tolerate`` go past them.
 
     Args:
         dataset: one split, loaded with ``streaming=True``, or made by ``to_iterable_dataset``. What
@@ -322,8 +323,8 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
         # The answer of every stage that does not know it (see ``spec_of``): one that is wrong for
         # some rows would be worse.
         raise NotImplementedError(
-            f"{self} cannot say what its examples look like: features do not tell where values are"
-            " missing, nor how long lists are. Put a map with an output_spec of its own behind it"
+            f"{self} cannot say what its examples look like: features do not say where values are"
+            " missing, nor how long lists are. Put a map with an output_spec of its own after it"
             " that needs no input_spec"
         )
 

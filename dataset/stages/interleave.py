@@ -170,7 +170,7 @@ class InterleaveIterDataset(IterDataset[T]):
 
 
 class _TracedDatasets(Sequence[Any]):
-    """The twins of datasets, each made when it is asked for."""
+    """The traced datasets, each made when it is requested."""
 
     def __init__(self, datasets: Any, tracing: Tracing) -> None:
         self.datasets = datasets
@@ -195,9 +195,9 @@ def _check_dataset(ds: Any, index: int) -> Any:
 
 
 def dataset_at(datasets: Any, index: int) -> Any:
-    """Dataset ``index``; one without elements where there is none."""
+    """Returns dataset ``index``; an empty one where there is none."""
     ds = datasets[index]
-    return MapDataset.range(0) if ds is None else _check_dataset(ds, index)  # left out by a filter
+    return MapDataset.range(0) if ds is None else _check_dataset(ds, index)  # a hole
 
 
 def as_stream(ds: Any) -> IterDataset[Any]:

@@ -45,7 +45,7 @@ class LimitIterDataset(IterDataset[T]):
     """
 
     _gm_passes_on = True
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
     _gm_parameters: LimitParameters
 

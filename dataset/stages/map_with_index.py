@@ -27,7 +27,7 @@ class MapWithIndexParameters(Parameters):
 
 
 class MapWithIndexMapDataset(BlockMapDataset[T]):
-    """``transform(i, element)`` of every element of the parent, ``i`` as it was asked for; ``None``
+    """``transform(i, element)`` of every element of the parent, ``i`` as it was requested; ``None``
     is passed on.
 
     Order: the parent's. Cost: one call per element.

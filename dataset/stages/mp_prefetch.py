@@ -59,7 +59,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 
     _gm_adds_step = False  # seeds are those of the same pipeline without workers
     _gm_starts_workers = True
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
 
     def __init__(
@@ -128,7 +128,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 
 
 class TracedLanesIterDataset(IterDataset[T]):
-    """The parent in lanes that the caller computes, whatever else there is in the pipeline."""
+    """Returns the parent in lanes that the caller computes, regardless of other stages."""
 
     _gm_adds_step = False
     _element_spec = spec_of_first_parent
@@ -222,6 +222,6 @@ def check_no_workers(stage: str, ds: Any) -> None:
 
 
 def lanes_of(options: WorkerOptions) -> int:
-    """The number of lanes."""
+    """Return the number of lanes."""
     num_workers: int = AUTO_LANES if options.num_workers == "auto" else options.num_workers
     return num_workers if options.num_lanes is None else options.num_lanes

@@ -41,8 +41,8 @@ def multithread_prefetch(
     Each thread runs the whole pipeline before this point on its share, as a worker process of
     ``IterDataset.mp_prefetch`` does, with the same order, states and errors: outputs are taken from
     the threads in turn, an error stays until the state is set. The datasets are copied for each
-    thread; sources, transformations and stages before ``to_iter_dataset`` are shared, and are used
-    by several threads at once. Threads start with the first element.
+    thread; sources, transformations and stages upstream of ``to_iter_dataset`` are shared, and are
+    used by several threads at once. Threads start with the first element.
 
     Args:
         ds: the dataset.
@@ -100,7 +100,7 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     """
 
     _gm_adds_step = False  # seeds are those of the same pipeline without threads
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
 
     def __init__(

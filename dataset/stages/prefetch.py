@@ -44,7 +44,7 @@ class PrefetchIterDataset(IterDataset[T]):
     ahead.
     """
 
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
     _gm_parameters: PrefetchParameters
 
@@ -87,12 +87,12 @@ class PrefetchIterDataset(IterDataset[T]):
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         given = self._gm_parameters
-        twin: PrefetchIterDataset[Any] = PrefetchIterDataset(
+        traced: PrefetchIterDataset[Any] = PrefetchIterDataset(
             TracedMapDataset(self._gm_parent, tracing, given.allow_nones),
             ReadOptions(0),
             allow_nones=given.allow_nones,
         )
-        return TracedStepwiseIterDataset(twin) if self._tolerates else twin
+        return TracedStepwiseIterDataset(traced) if self._tolerates else traced
 
     def __iter__(self) -> DatasetIterator[T]:
         parent = self._gm_parents[0]
@@ -185,8 +185,8 @@ class TracedMapDataset(BlockMapDataset[Any]):
 
 
 def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """Of ``ds`` what says at which indices there are elements, if the functions behind it leave out
-    none.
+    """Returns the part of ``ds`` that decides at which indices there are elements, if the functions
+    downstream drop none.
     """
     while ds._gm_may_leave_out and ds._gm_parents:
         ds = ds._gm_parents[0]

@@ -89,8 +89,8 @@ class RandomMapIterDataset(IterDataset[T]):
         draw, seed = _drawing(self._fn, self._rng_pool), self._gm_parameters.seed
 
         def drawn(x: Traced, stream: int) -> Traced:
-            known = x.with_pieces(
-                lambda piece: piece.replaced(seeds=(*piece.seeds, (seed, stream)))
+            known = x.with_records(
+                lambda record: record.replaced(seeds=(*record.seeds, (seed, stream)))
             )
             return known.then(lambda value: None if value is None else draw(stream, value), self)
 

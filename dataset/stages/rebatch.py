@@ -38,7 +38,7 @@ class RebatchParameters(Parameters):
 class RebatchIterDataset(IterDataset[T]):
     """Returns the rows of the parent's batches in batches of ``batch_size`` rows.
 
-    As if all batches were joined along the first axis of every leaf, and cut again. What lies
+    As if all batches were joined along the first axis of every leaf, and cut again. A batch from
     within one batch of the parent is a view of it; dtypes are promoted only where a batch is joined
     from several.
 
@@ -92,8 +92,8 @@ class RebatchIterDataset(IterDataset[T]):
 
 
 def _traced_rows(x: Traced) -> Array:
-    """The rows of a batch as an array of objects. If it is not known how many there are, it has to
-    be computed.
+    """Returns the rows of a batch as an array of objects. If it is not known how many there are, it
+    has to be computed.
     """
     if not x.is_batch or x.changed_by:
         num_rows = tree.flatten(x.value)[0][0].shape[0]

@@ -109,7 +109,7 @@ class RepeatMapDataset(ReindexMapDataset[T]):
 
 class RepeatIterDataset(IterDataset[T]):
     """Returns the elements of ``parent`` again and again: every epoch is identical, its random
-    steps too.
+    stages too.
 
     Order: the parent's. State: the parent's and the epoch. Cost: one restored state per epoch;
     worker processes of the parent stay the same.

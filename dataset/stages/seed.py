@@ -1,4 +1,4 @@
-"""``seed``: where the default seeds of later random steps come from."""
+"""``seed``: the default seeds of later random stages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class SeedParameters(Parameters):
-    seed: int | None = field(in_checkpoint=False)  # the seeds of the steps behind it are described
+    seed: int | None = field(in_checkpoint=False)  # the seeds of downstream stages are described
 
 
 class SeedMapDataset(BlockMapDataset[T]):
-    """The parent, with a seed for the random steps that follow."""
+    """The parent, with a seed for the random stages that follow."""
 
     _element_spec = spec_of_first_parent
     _gm_keeps_indices = True
@@ -37,7 +37,7 @@ class SeedMapDataset(BlockMapDataset[T]):
 
 
 class SeedIterDataset(IterDataset[T]):
-    """The parent, with a seed for the random steps that follow; its iterator is the parent's."""
+    """The parent, with a seed for the random stages that follow; its iterator is the parent's."""
 
     _gm_passes_on = True
     _element_spec = spec_of_first_parent

@@ -37,7 +37,7 @@ class SliceMapDataset(ReindexMapDataset[T]):
         self._gm_parameters = SliceParameters(self._start, self._stop, self._step)
         self._length = len(range(self._start, self._stop, self._step))
         self._gm_takes_a_part = not self._is_share_or_all()
-        # of one element any step is, even one beyond int64
+        # of one element any step is valid, even one beyond int64
         self._stride = self._step if self._length > 1 else 0
 
     def __len__(self) -> int:
@@ -155,7 +155,7 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
 
 
 def slice_dataset(parent: Any, sl: Any) -> Any:
-    """The stage for ``parent.slice(sl)``."""
+    """Returns the stage for ``parent.slice(sl)``."""
     if isinstance(sl, slice):
         from gristmill.dataset.mixtures.shares import warn_if_slice_is_one_sided
 

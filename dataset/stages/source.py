@@ -27,7 +27,7 @@ from gristmill.dataset.descriptions.pipeline import (
     source_name,
     source_text,
 )
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.sources.base import check_source
 from gristmill.sources.columns import ColumnsDataSource, by_position, is_columns
 from gristmill.sources.reading import is_read_in_blocks, wrap_keys
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class SourceMapDataset(BlockMapDataset[T]):
-    """Element ``i`` is ``source[i % len(source)]``; the length is asked for every time.
+    """Element ``i`` is ``source[i % len(source)]``; the length is taken every time.
 
     Order: the source's. Cost: that of the source's reads, a block in one vectored read where the
     source has one.
@@ -135,7 +135,7 @@ class SourceMapDataset(BlockMapDataset[T]):
         try:
             keys = wrap_keys(source, indices)
         except Exception as error:
-            tell(error, self, indices[:1])
+            add_error_context(error, self, indices[:1])
             raise
         return read_items(self, source, indices, keys)
 

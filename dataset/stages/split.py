@@ -21,7 +21,7 @@ from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset, not_over_a_part
 from gristmill.dataset.bases.parameters import Parameters, field
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 
 T = TypeVar("T")
 
@@ -34,11 +34,11 @@ class Assignment(abc.ABC):
 
     @abc.abstractmethod
     def size(self, part: int) -> int:
-        """The number of elements of a part."""
+        """Returns the number of elements of a part."""
 
     @abc.abstractmethod
     def position(self, part: int, index: Any) -> Any:
-        """The indices of elements of a part: of one ``int``, or of an array [n]."""
+        """Returns the indices of elements of a part: of one ``int``, or of an array [n]."""
 
     @property
     def fits_int64(self) -> bool:
@@ -125,7 +125,7 @@ class KeyAssignment(Assignment):
         return [np.flatnonzero(numbers == part).astype(dtype) for part in range(self._num_parts)]
 
     def _numbers(self) -> Iterator[int]:
-        """The part of each element, and an invalid number for missing elements."""
+        """Yields the part of each element, and an invalid number for missing elements."""
         length, options = len(self._keyed), ReadOptions()
         num_threads = options.num_threads if length > _BLOCK else 0
         reader = Reader(
@@ -147,7 +147,7 @@ class KeyAssignment(Assignment):
         except Exception as error:
             if isinstance(error, StopIteration):
                 raise stop_iteration_error("by") from error
-            tell(error, self._keyed, [index])
+            add_error_context(error, self._keyed, [index])
             raise
 
 

@@ -27,7 +27,7 @@ from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent, to
 from gristmill.dataset.bases.parameters import Parameters, field, parameters_of
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import Records
-from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of, tell_faults_of
+from gristmill.dataset.engine.iterators import Given, StreamIterator, fault_reporter_of, stream_of
 from gristmill.dataset.engine.recording import add_choices, key_prefix, state_in, with_known
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, observed
@@ -49,16 +49,16 @@ Workers = Callable[..., IterDataset[Any]]  # of a dataset, and optionally the nu
 
 
 def needs_of(step: Any) -> str | None:
-    """The property of elements that a stage needs to be applied to each alone; ``None`` if that is
-    not enough or unknown.
+    """Return the property of elements that a stage needs to be applied to each alone; ``None`` if
+    that is not enough or unknown.
     """
     needs: str | None = step._gm_works_on
     return needs if is_of_library(step) else None
 
 
 def interleaved_part(ds: IterDataset[Any]) -> IterDataset[Any] | None:
-    """Of ``ds`` the interleave that it begins with, and the steps behind that which change every
-    element alone, if it does so.
+    """Returns the interleave at the beginning of ``ds``, with the downstream stages that change
+    every element alone; ``None`` without an interleave.
     """
     chain = _chain(ds)
     if type(chain[0]) is not InterleaveIterDataset:
@@ -68,7 +68,7 @@ def interleaved_part(ds: IterDataset[Any]) -> IterDataset[Any] | None:
 
 
 def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
-    """The streams that lead to ``ds``, as long as each has one parent."""
+    """Return the streams that lead to ``ds``, as long as each has one parent."""
     chain = [ds]
     while len(chain[0]._gm_parents) == 1 and isinstance(chain[0]._gm_parents[0], IterDataset):
         chain.insert(0, chain[0]._gm_parents[0])
@@ -82,7 +82,7 @@ class MemberParameters(Parameters):
 
 
 class MemberIterDataset(IterDataset[Any]):
-    """Dataset ``index`` of an interleave, and what ``steps`` behind that make of its elements.
+    """Dataset ``index`` of an interleave, with the stages ``steps`` downstream of it.
 
     Worker ``i`` of as many as there are datasets has dataset ``i`` in place of it.
     """
@@ -138,7 +138,7 @@ class StreamInterleaveParameters(Parameters):
 
 
 class StreamInterleaveIterDataset(IterDataset[T]):
-    """The elements of the parent, an interleave and steps for every element alone, whose datasets
+    """The elements of the parent, an interleave and stages for every element alone, whose datasets
     are computed by ``workers``.
 
     Order: the parent's. State: the parent's. Cost: when a dataset is opened, its worker goes back
@@ -258,7 +258,7 @@ class _Members:
         self._workers = workers
         self._lanes: Sequence[WorkerLane] = ()
         self._process_id = 0
-        self._users: dict[int, _User] = {}  # whose lanes are computed or are to be
+        self._users: dict[int, _User] = {}  # whose lanes are running or waiting
         self._waiting: dict[int, Any] = {}  # states of lanes that were not started
 
     def iterator(
@@ -280,7 +280,7 @@ class _Members:
         return self._users.get(index) is user
 
     def leave(self, index: int, user: _User) -> None:
-        """Nobody needs lane ``index`` any more, unless another user has come."""
+        """Release lane ``index``, unless another user has acquired it."""
         if self._users.get(index) is user:
             del self._users[index]
             self._waiting.pop(index, None)
@@ -396,7 +396,7 @@ class MemberElements(Stream):
                 raise
             if not lane.ready:
                 break
-            self._judge(cell, lane.ready[0][1:])
+            self._check_budgets(cell, lane.ready[0][1:])
             self._at = _UNKNOWN
             x, *pos = lane.ready.popleft()
             add_choices(choices, _state(pos))
@@ -407,20 +407,20 @@ class MemberElements(Stream):
             raise lane.failure()
         # otherwise the position is that after the last element, as without workers
         if lane.final is not None and self.parent.may_have_chosen():
-            self._judge(cell, ([lane.final], 0))
+            self._check_budgets(cell, ([lane.final], 0))
             add_choices(choices, lane.final)
             cell.pos = self._at = self._lane_pos = [lane.final], 0
 
-    def _judge(self, cell: Cell, pos: Pos) -> None:
+    def _check_budgets(self, cell: Cell, pos: Pos) -> None:
         """Raise an error if the element before ``pos``, or the end, exceeds an error budget."""
         budgets, (states, i) = self._budgets, pos
-        if budgets is None or budgets.has_judged(0, states):
+        if budgets is None or budgets.has_checked(0, states):
             return
         self._now = pos
-        excess = budgets.judge(0, states, lambda: state_in(states[i]))
-        if excess is not None:
+        exceeded = budgets.check(0, states, lambda: state_in(states[i]))
+        if exceeded is not None:
             cell.past_failed = partial(self._pass, cell)
-            raise excess
+            raise exceeded
 
     def states_now(self) -> list[Any]:
         """Return the state that the budgets are at."""
@@ -506,7 +506,7 @@ class MemberDatasetIterator(StreamIterator[T]):
             stage, [], partial(MemberElements, members=members, index=index, whole=whole)
         )
         self._gm_ctx.options = whole._gm_ctx.options
-        self._gm_engine.tell_faults = tell_faults_of(self)
+        self._gm_engine.report_faults = fault_reporter_of(self)
 
     @property
     def _gm_described_upstream(self) -> Sequence[Any]:

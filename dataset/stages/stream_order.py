@@ -1,9 +1,9 @@
 """``mp_prefetch(order="stream")``: the stream of no workers at all, of which workers compute what
 can be divided.
 
-Of a chain of steps, those from ``to_iter_dataset`` on are divided as long as an element follows
-from its index alone: the *divided part*. Workers compute it, and steps that come after it are run
-by the consumer, over an iterator that has the divided part's elements and states.
+Of a chain of stages, those from ``to_iter_dataset`` on are divided as long as an element follows
+from its index alone: the *divided part*. Workers compute it, and downstream stages are run by the
+consumer, over an iterator that has the divided part's elements and states.
 
 Guarantees:
 
@@ -11,9 +11,9 @@ Guarantees:
    turn, and can be skipped.
 2. Workers have runs of consecutive indices in turn: single ones, or as many as a batch of the
    divided part has.
-3. A worker gives one output for every run. What a filter has left out is a ``LeftOut``, which the
-   consumer drops. So the position follows from the number of outputs that were taken, and with it
-   all counts in the state.
+3. A worker gives one output for every run. In place of a filtered element it gives a ``LeftOut``,
+   which the consumer drops. So the position follows from the number of outputs that were taken, and
+   with it all counts in the state.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gristmill.dataset.engine.iterators import StreamIterator, open_stage, strea
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
-from gristmill.dataset.errors.context import instead_of_stop, tell_at_place
+from gristmill.dataset.errors.context import add_error_place, instead_of_stop
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.map import MapIterDataset
@@ -67,13 +67,13 @@ _END: Any = object()
 
 
 class LeftOut(Value):
-    """Stands for an element that step ``by``, of those that leave out elements, has left out."""
+    """Stands for an element that stage ``by``, of those that drop elements, has dropped."""
 
     by: int
 
 
 def in_stream_order(ds: IterDataset[Any], workers: Workers) -> IterDataset[Any]:
-    """``ds``, of which the divided part is computed by ``workers``.
+    """Return ``ds``, of which the divided part is computed by ``workers``.
 
     Args:
         ds: the chain.
@@ -92,7 +92,7 @@ def in_stream_order(ds: IterDataset[Any], workers: Workers) -> IterDataset[Any]:
 
 
 def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
-    """The streams that lead to ``ds``, from ``to_iter_dataset`` on."""
+    """Return the streams that lead to ``ds``, from ``to_iter_dataset`` on."""
     chain = [ds]
     while type(chain[0]) is not PrefetchIterDataset:
         stage = chain[0]
@@ -122,12 +122,14 @@ def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
 
 
 def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
-    """The part of ``ds``, up to one of its steps, in which every element follows from its index."""
+    """Return the part of ``ds``, up to one of its stages, in which every element follows from its
+    index.
+    """
     root, *steps = _chain(ds)
     if tolerances(root._gm_parents[0]):
         raise ValueError(
             "order='stream' finds elements by their index, and cannot count what tolerate of a"
-            " MapDataset passes over: call tolerate behind to_iter_dataset(), or use"
+            " MapDataset skips: call tolerate after to_iter_dataset(), or use"
             " order='workers', with num_lanes"
         )
     part, leaves_out, in_batches = (
@@ -163,14 +165,14 @@ class DividedPart:
         must_be_whole = "numbered elements" in needs or "batches" in needs
         self._checks_root = must_be_whole and not parameters_of(self._root).allow_nones
         self._marks_root = not must_be_whole and not parameters_of(self._root).allow_nones
-        # From the first of these steps on there may be a ``LeftOut`` in place of an element.
+        # From the first of these stages on there may be a ``LeftOut`` in place of an element.
         drops = [self._marks_root, *[need == "choice" for need in needs]]
         self.leaves_out = any(drops)
         self._first_marked = max(0, drops.index(True) - 1) if self.leaves_out else len(self._steps)
 
     def by_workers(self, origin: int) -> IterDataset[Any]:
-        """A dataset that workers can share out, with one output for every run from index ``origin``
-        on.
+        """Return a dataset that workers can share out, with one output for every run from index
+        ``origin`` on.
         """
         source, options = self._source, parameters_of(self._root).read_options
         if self.run > 1:
@@ -191,8 +193,8 @@ class DividedPart:
         return steps
 
     def guards(self, whole: Stream) -> list[tuple[Stream, FilterGuard]]:
-        """Return, of a stream of the divided part, those that leave out elements, in the order that
-        ``LeftOut`` means.
+        """Return the filters of a stream of the divided part with their guards, in the order of
+        ``LeftOut.by``.
         """
         chain = [whole]
         while chain[0].parents:
@@ -219,7 +221,7 @@ def _is_there(x: Any) -> bool:
 
 
 class _Step(Value):
-    """A step that looks at every element alone."""
+    """A stage that processes every element alone."""
 
     function: Callable[[Any], Any]
     leaves_out: bool
@@ -239,7 +241,7 @@ class MarkingIterDataset(IterDataset[Any]):
     """Applies ``steps`` to every element of the parent in a worker; yields a ``LeftOut`` where one
     of them drops it.
 
-    State: the parent's. Cost: that of the steps.
+    State: the parent's. Cost: that of ``steps``.
     """
 
     _gm_num_elements = same_number
@@ -300,7 +302,7 @@ class Marking(Stream):
             yield (x, x := None)[0]
 
     def _fail_at(self, error: Exception, step: _Step, cell: Cell) -> None:
-        tell_at_place(error, step, lambda: self.parent.place(cell.settle()))
+        add_error_place(error, step, lambda: self.parent.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(step)) from error
 
@@ -318,7 +320,7 @@ class StreamOrderIterDataset(IterDataset[T]):
 
     _gm_adds_step = False  # seeds are those of the same pipeline without workers
     _gm_starts_workers = True
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
     _gm_num_elements = same_number
 
@@ -450,7 +452,7 @@ class StreamOrder(Stream):
                 self._inner_pos = inner.settle()
                 self._at = cell.pos = index
                 if self._guards:
-                    self._judge(x, cell)
+                    self._check_budgets(x, cell)
                 if type(x) is not LeftOut:
                     yield (x, x := None)[0]
         except GeneratorExit:
@@ -478,16 +480,16 @@ class StreamOrder(Stream):
             self._at = index
         return self.parent.run(self.inner.at(self._inner_pos))
 
-    def _judge(self, x: Any, cell: Cell) -> None:
-        """Tell the guards of the steps that leave out elements of an output."""
+    def _check_budgets(self, x: Any, cell: Cell) -> None:
+        """Report an output to the guards of the stages that drop elements."""
         by = x.by if type(x) is LeftOut else len(self._guards)
         for number, (stream, guard, decisions) in enumerate(self._guards[: by + 1]):
             decisions.append(number != by)
             if len(decisions) >= WINDOW:
                 try:
-                    guard.judge(decisions, self.ctx.options)
+                    guard.check(decisions, self.ctx.options)
                 except Exception as error:
-                    tell_at_place(error, stream, lambda: self.place(cell.pos))
+                    add_error_place(error, stream, lambda: self.place(cell.pos))
                     raise
 
     def _pass(self, cell: Cell) -> None:

@@ -92,13 +92,13 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
         check_crc: compare the checksums. Grain does not, and reads files that have none.
         compression: ``"gzip"`` or ``"zlib"`` for files that are compressed as a whole. Restoring a
             state then inflates the file up to the offset, which is that in the uncompressed data.
-        open: opens files, of an object store, say, in place of the built-in way: a function of a
-            path, as it was given, that returns a binary file object with ``read(size)``, which
-            returns ``bytes``, and ``close()``. If that has ``seek(offset, whence)`` as well, and no
-            ``seekable()`` that denies it, a state is restored at once; else the file is read again
-            up to there. It is called for the first record, and for the next one after the end or an
-            error; what it returns is closed then. Worker processes need a function that can be
-            pickled. An addition to Grain's arguments.
+        open: opens files, such as those of an object store, in place of the built-in way: a
+            function of a path, as it was given, that returns a binary file object with
+            ``read(size)``, which returns ``bytes``, and ``close()``. If that has
+            ``seek(offset, whence)`` as well, and no ``seekable()`` that denies it, a state is
+            restored at once; else the file is read again up to there. It is called for the first
+            record, and for the next one after the end or an error; what it returns is closed then.
+            Worker processes need a function that can be pickled. An addition to Grain's arguments.
 
     Raises:
         TypeError: ``path`` or ``open`` is something else.

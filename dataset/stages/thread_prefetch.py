@@ -55,7 +55,7 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
     elements, or one large one, from thread to thread.
 
     The thread starts with the first element or with ``start_prefetch()``. Errors come in order,
-    behind the elements before them; the following ``next`` tries the same element again.
+    after the elements before them; the following ``next`` tries the same element again.
 
     Args:
         parent: the dataset.
@@ -72,7 +72,7 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
         [0, 1, 4, 9, 16]
     """
 
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
     _gm_num_elements = same_number
     _gm_parameters: ThreadPrefetchParameters

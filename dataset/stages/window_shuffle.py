@@ -75,7 +75,7 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
         return max(2**62 - length, length - 1)
 
     def _current_layout(self) -> tuple[int, int]:
-        """The length of an epoch and the number of its whole windows."""
+        """Returns the length of an epoch and the number of its whole windows."""
         length = len(self._gm_parents[0])
         self._check_not_empty(length)
         num_whole, rest = divmod(length, self._window_size)
@@ -123,10 +123,10 @@ class WindowShuffleIterDataset(IterDataset[T]):
     Order: the elements of window ``k`` are permuted by ``index_shuffle`` with seed ``seed + k`` and
     come out from the back. State: the parent's before the window, the number of the window, and how
     many of its elements were delivered. To continue there, the window is read again when the first
-    element is asked for. Cost: half a millisecond per window.
+    element is requested. Cost: half a millisecond per window.
 
-    When ``next`` fails because of an element of the window, ``skip_failed`` leaves out the whole
-    window, as it does with a batch.
+    When ``next`` fails because of an element of the window, ``skip_failed`` skips the whole window,
+    as it does with a batch.
 
     Args:
         parent: the dataset.

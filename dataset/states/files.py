@@ -76,7 +76,7 @@ def read_checkpoint(
     description: dict[str, Any] | None,
     merged_state: Callable[[Any], Any] | None = None,
 ) -> str:
-    """The text of the state in this process's file in ``directory``.
+    """Returns the text of the state in this process's file in ``directory``.
 
     Args:
         directory: the directory of the checkpoint.
@@ -105,8 +105,8 @@ def read_checkpoint(
 
 
 def _states_of_others(path: Any, description: dict[str, Any] | None) -> Any:
-    """The states of all processes of a checkpoint; or of all datasets that they share out, by
-    number, as Grain writes them.
+    """Returns the states of all processes of a checkpoint; or of all datasets that they share out,
+    by number, as Grain writes them.
     """
     files = sorted(file.name for file in path.iterdir())
     datasets = [match for match in map(_DATASET_FILE.fullmatch, files) if match]

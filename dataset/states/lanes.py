@@ -75,7 +75,7 @@ class LanesState(Value):
     lanes: dict[int, Any]
 
     def as_state(self) -> dict[str, Any]:
-        """The state that is saved, whose keys are text, as in JSON."""
+        """Returns the state that is saved, whose keys are text, as in JSON."""
         at = self.position
         state = {"num_lanes": self.num_lanes, "batch_size": self.batch_size, "step": at.step}
         # some steps were of another size
@@ -88,7 +88,7 @@ class LanesState(Value):
 
     @classmethod
     def parse(cls, state: Any, owner: object) -> LanesState:
-        """The parts of a state, copied.
+        """Returns the parts of a state, copied.
 
         Raises:
             StateMismatchError: it cannot be one.
@@ -126,7 +126,7 @@ class LanesState(Value):
         return cls(num_lanes, size, position, is_agreed, _MIXED in state, lanes)
 
     def of_lanes(self, lanes: Iterable[int], owner: object) -> dict[int, Any]:
-        """The states of these lanes.
+        """Returns the states of these lanes.
 
         Raises:
             StateKeyError: one is missing.
@@ -148,9 +148,9 @@ def merge_states(states: Iterable[Any]) -> dict[str, Any]:
     Law: the order of ``states`` does not matter, and a state of all lanes merges to itself.
 
     Args:
-        states: of the iterators of all hosts after the same step, of ``global_batch`` or of stages
-            behind it that keep nothing else, or the same, such as ``map`` and ``map_with_index``.
-            What JSON has made of them will do.
+        states: of the iterators of all hosts after the same step, of ``global_batch`` or of
+            downstream stages that keep nothing else, or the same, such as ``map`` and
+            ``map_with_index``. What JSON has made of them will do.
 
     Raises:
         StateMismatchError: (a ``ValueError``) they are not of one step of one pipeline, or the
@@ -176,7 +176,7 @@ def merge_states(states: Iterable[Any]) -> dict[str, Any]:
         raise StateMismatchError(
             f"states must be those of all hosts, at least one mapping, got {shown(found)}"
         )
-    if "parent" in found[0]:  # of a stage behind them
+    if "parent" in found[0]:  # of a downstream stage
         rests = [{key: value for key, value in state.items() if key != "parent"} for state in found]
         if any([rest != rests[0] for rest in rests]):
             raise StateMismatchError(

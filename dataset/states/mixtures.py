@@ -8,12 +8,12 @@ A stage that replays elements of a mixture has a record of its draws in its own 
    A state that is saved before that has what is left of the list.
 2. ``"turns"``, if the stage is right downstream of the mixture: the components of these elements,
    in the order in which they were drawn. When a component is dropped, the mixture draws those of
-   the others again in the same order. Those of the dropped one, which is ``"forgotten"``, are left
-   out. Bins, whose rows are others then, begin a new group: the list says which elements were
-   delivered, and the mixture passes over these.
+   the others again in the same order. Those of the dropped one, which is ``"forgotten"``, are
+   skipped. Bins, whose rows are others then, begin a new group: the list says which elements were
+   delivered, and the mixture skips these.
 3. Without ``"turns"``, dropping a component is refused if the stage may hold elements of it.
 
-A mixture is found by its entries, as JSON; so states of nested steps, lanes and users' iterators
+A mixture is found by its entries, as JSON; so states of nested stages, lanes and users' iterators
 are looked into as well.
 """
 
@@ -24,13 +24,13 @@ from typing import Any
 
 from gristmill.core.state import plain_int
 from gristmill.dataset.engine.draws import LOST, SavedDraws
-from gristmill.dataset.states.turns import TURNS, without
+from gristmill.dataset.states.draw_log import DRAW_LOG, without
 
 OWN = "proportions"  # the weights of the mixture when the state was taken
 DRAWN = "drawn"
 FORGOTTEN = "forgotten"
-# What the states of steps say of the elements they hold, if these are any; those of ``TURNS`` apart
-# it is not known which.
+# Keys of the states of stages that hold elements. Only with ``DRAW_LOG`` is it known which elements
+# these are.
 _HELD = frozenset(
     {
         "next_row",
@@ -58,8 +58,8 @@ def is_mixture(state: Any) -> bool:
 
 
 def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str, Any]]:
-    """The states of mixtures with names (``with_lists``: of others, too) in ``state``, those inside
-    of others left out.
+    """Yields the states of mixtures with names (``with_lists``: of others, too) in ``state``,
+    without those inside of others.
     """
     if is_mixture(state) or (
         with_lists and isinstance(state, Mapping) and {"parents", "index", "stop"} <= state.keys()
@@ -74,12 +74,12 @@ def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str
 
 
 def without_components(state: Any, names: frozenset[str], *, is_held: bool = False) -> Any:
-    """``state`` without the positions of components with these names.
+    """Returns ``state`` without the positions of components with these names.
 
     Args:
         state: of an iterator.
         names: of the components.
-        is_held: whether a step behind that iterator takes elements of it again.
+        is_held: whether a stage downstream of that iterator replays elements of it.
     """
     if isinstance(state, list | tuple):
         return type(state)([without_components(value, names, is_held=is_held) for value in state])
@@ -117,11 +117,13 @@ def _mixture_without(
 ) -> dict[str, Any]:
     parents = {str(name): value for name, value in state["parents"].items()}
     kept = {**state}
-    if not is_held and (TURNS in state or DRAWN in state):  # nothing of it that was drawn is needed
+    if not is_held and (
+        DRAW_LOG in state or DRAWN in state
+    ):  # nothing of it that was drawn is needed
         kept[FORGOTTEN] = sorted(forgotten_in(state) | (names & parents.keys()))
-        if (turns := without(state.get(TURNS), names)) is not None:
-            kept[TURNS] = turns.saved()
-    is_held = is_held or TURNS in state
+        if (log := without(state.get(DRAW_LOG), names)) is not None:
+            kept[DRAW_LOG] = log.saved()
+    is_held = is_held or DRAW_LOG in state
     left = {name: value for name, value in parents.items() if name not in names}
     kept["parents"] = {
         name: without_components(value, names, is_held=is_held) for name, value in left.items()
@@ -130,32 +132,32 @@ def _mixture_without(
 
 
 def forgotten_in(state: Mapping[str, Any]) -> set[str]:
-    """The components whose elements are left out where elements are drawn again, as a state
-    says.
+    """Returns the components, recorded in a state, whose elements are dropped when elements are
+    drawn again.
     """
     names = state.get(FORGOTTEN, ())
     return {*map(str, names)} if isinstance(names, list | tuple) else set()
 
 
 def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """The state of a step such that it continues without what it holds of components of its mixture
-    with these names.
+    """Returns the state of a stage such that it continues without what it holds of components of
+    its mixture with these names.
 
     ``None`` if it is not known what it holds.
     """
     keys = [key for key, value in state.items() if is_mixture(value)]
     if (
-        TURNS not in state
+        DRAW_LOG not in state
         or len(keys) != 1
         or state.get("skipped")
         or not names & {*map(str, state[keys[0]]["parents"])}
     ):
         return None
-    turns = without(state[TURNS], names)
-    if turns is None:
+    log = without(state[DRAW_LOG], names)
+    if log is None:
         return None
-    mixture = {**state[keys[0]], TURNS: turns.saved()}
-    changed = {**state, TURNS: turns.saved(), keys[0]: mixture}
+    mixture = {**state[keys[0]], DRAW_LOG: log.saved()}
+    changed = {**state, DRAW_LOG: log.saved(), keys[0]: mixture}
     key = next((key for key in _NUM_DELIVERED if key in state), None)
     if key is None:
         return changed
@@ -163,19 +165,19 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
     if num is None:
         return None
     # a new group begins with what was not delivered
-    changed[TURNS] = mixture[TURNS] = turns.passing(num).saved()
+    changed[DRAW_LOG] = mixture[DRAW_LOG] = log.passing(num).saved()
     changed[key] = 0
-    are_there = turns.passing(num).are_there()
+    are_there = log.passing(num).are_there()
     return (
         changed
-        if "remainder_slices" not in state or _cuts_on(changed, are_there, turns.left, num)
+        if "remainder_slices" not in state or _cuts_on(changed, are_there, log.left, num)
         else None
     )
 
 
 def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """The state of a step with a record of what mixtures have drawn, such that it continues without
-    components with these names.
+    """Returns the state of a stage with a record of what mixtures have drawn, such that it
+    continues without components with these names.
 
     ``None`` if it holds elements of these, and it is not known which others.
     """
@@ -187,18 +189,18 @@ def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[
     without = {key: draws.without(names) for key, draws in records.items()}
     changed = {**state}
     if _holds_some(state) and names & _names_drawn(state):
-        told = [key for key, draws in records.items() if draws.delivery is not None]
+        delivered = [key for key, draws in records.items() if draws.delivery is not None]
         num = next((plain_int(state[name]) for name in _NUM_DELIVERED if name in state), 0)
         parts = [value for value in state.values() if is_mixture(value)]
         if (
-            len(told) != 1
+            len(delivered) != 1
             or num is None
             or len(parts) != 1
             or DRAWN in parts[0]
             or state.get("skipped")
         ):
             return None
-        (key,) = told
+        (key,) = delivered
         delivery = records[key].delivery
         without[key] = without[key].passing(num)  # a new group begins with what was not delivered
         changed.update({name: 0 for name in _NUM_DELIVERED if name in state})
@@ -215,8 +217,8 @@ def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[
 
 
 def _losing(record: Any, names: frozenset[str]) -> Any:
-    """A record of choices that cannot be restored without components with these names if it has
-    draws of them.
+    """Returns a record of choices that cannot be restored without components with these names if it
+    has draws of them.
     """
     draws = _draws(record)
     lost = [] if draws is None else sorted(names & draws.names_drawn())
@@ -224,7 +226,9 @@ def _losing(record: Any, names: frozenset[str]) -> Any:
 
 
 def _draws(record: Any) -> SavedDraws | None:
-    """The draws of a mixture that a record describes; ``None`` if it describes something else."""
+    """Returns the draws of a mixture that a record describes; ``None`` if it describes something
+    else.
+    """
     try:
         return SavedDraws.read(record) if isinstance(record, Mapping) else None
     except (ValueError, TypeError, KeyError):
@@ -232,7 +236,7 @@ def _draws(record: Any) -> SavedDraws | None:
 
 
 def _names_drawn(state: Any) -> set[str]:
-    """The components of mixtures of which a step, and steps upstream, hold elements."""
+    """Returns the components of mixtures of which a stage, or stages upstream, hold elements."""
     if isinstance(state, Mapping):
         draws = _draws(state)
         return (
@@ -244,12 +248,12 @@ def _names_drawn(state: Any) -> set[str]:
 
 
 def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_rows: int) -> bool:
-    """Changes the state of a step that cuts elements such that it continues where it has cut one,
+    """Changes the state of a stage that cuts elements such that it continues where it has cut one,
     if that is still there.
 
     Args:
         state: the state.
-        are_there: for each element that the step will get, whether its component was not dropped.
+        are_there: for each element that the stage will get, whether its component was not dropped.
         cut: what is left of the last element, where a row was delivered.
         num_rows: how many rows were delivered.
 
@@ -270,7 +274,7 @@ def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_row
 
 
 def as_names(drop: Any) -> frozenset[str]:
-    """Names of components to drop."""
+    """Returns names of components to drop."""
     if isinstance(drop, str) or not isinstance(drop, Collection):
         raise TypeError(f"drop must be a set of names of components, got {drop!r:.200}")
     return frozenset(map(str, drop))

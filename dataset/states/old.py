@@ -56,7 +56,7 @@ def parse_old_workers_state(
 
 
 def old_workers_state(slot: int, states: Sequence[Any], nums: Sequence[int]) -> dict[str, Any]:
-    """The state that ``parse_old_workers_state`` reads."""
+    """Returns the state that ``parse_old_workers_state`` reads."""
     return {
         "workers_state": {str(i): state for i, state in enumerate(states)},
         "iterations_to_skip": {str(i): num for i, num in enumerate(nums)},

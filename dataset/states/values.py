@@ -49,14 +49,14 @@ class LinearStates(Sequence[Any]):
 
     @classmethod
     def between(cls, before: Any, after: Any, num: int) -> LinearStates | None:
-        """The states on the way from one state to another, if all counts in them have grown by
-        ``num``.
+        """Return the states on the way from one state to another, if all counts in them have grown
+        by ``num``.
         """
         return cls(before, num) if before is not None and advanced(before, num) == after else None
 
 
 def advanced(state: Any, num: int) -> Any:
-    """``state`` with all its integers increased."""
+    """Return ``state`` with all its integers increased."""
     if type(state) is int:
         return state + num
     if type(state) is dict:
@@ -68,7 +68,7 @@ def advanced(state: Any, num: int) -> Any:
 
 
 def copied(state: Any) -> Any:
-    """A copy of a state, for a caller that may change it."""
+    """Return a copy of a state, for a caller that may change it."""
     kind = type(state)
     if kind is dict:  # a call for each number would take most of the time
         copies = state.copy()
@@ -99,8 +99,8 @@ def _without_empty_records(state: Any) -> Any:
 
 
 def given(state: Any) -> Any:
-    """A copy of a state passed to ``set_state``, as ``get_state`` may return it: NumPy's numbers as
-    built-in ones.
+    """Return a copy of a state passed to ``set_state``, as ``get_state`` may return it: NumPy's
+    numbers as built-in ones.
 
     Raises:
         StateMismatchError: it is nested too deeply to be one.
@@ -138,8 +138,8 @@ class CycleState:
     future_states: Mapping[int, Any] = field(default_factory=dict)
 
     def as_state(self, *, owns_states: bool = False) -> dict[str, Any]:
-        """The state that is saved; ``states`` are copied into it unless no other object refers to
-        them.
+        """Return the state that is saved; ``states`` are copied into it unless no other object
+        refers to them.
         """
         return {
             "next_index_in_cycle": self.slot,
@@ -152,8 +152,8 @@ class CycleState:
 
     @classmethod
     def parse(cls, state: Any, owner: object, length: int, meaning: str) -> CycleState:
-        """The parts of ``state``, copied; ``length`` is that of the cycle, and ``meaning`` says
-        what decides it.
+        """Return the parts of ``state``, copied; ``length`` is that of the cycle, and ``meaning``
+        says what decides it.
 
         Raises:
             StateMismatchError: they cannot be those of a cycle of this length.
@@ -190,8 +190,8 @@ class CycleState:
         return cls(slot, num_opened, indices, given(given_states), exhausted, future_states)
 
     def of_datasets(self, num_datasets: int) -> list[dict[str, Any]]:
-        """For each dataset: true if it has ended, and its state; ``None`` at its beginning or after
-        its end.
+        """Return for each dataset true if it has ended, and its state; ``None`` at its beginning or
+        after its end.
         """
         found: list[dict[str, Any]] = [
             {"exhausted": int(i < self.num_opened), "state": None} for i in range(num_datasets)
@@ -206,7 +206,7 @@ class CycleState:
 
 
 def states_by_index(states: Any, name: str) -> dict[int, Any]:
-    """States of datasets by their index, which JSON made text."""
+    """Return the states of datasets by their index, which JSON made text."""
     found: dict[int, Any] = {}
     if isinstance(states, Mapping):
         for key, state in states.items():

@@ -85,7 +85,7 @@ class _LaneIterator:
     def __init__(self, ds: IterDataset[Any]) -> None:
         self.ds = ds
         self.iterator: StreamIterator[Any] | None = None
-        self.drained_by = math.inf  # when it is left, whatever was computed ahead
+        self.drained_by = math.inf  # then it is left, also with elements in its buffer
         self.blocks: StreamBlocks | None = None
         self.logs: list[RootLog] = []  # of what it reads
 
@@ -120,8 +120,8 @@ class PipelineProducer:
         return [lane.iterator for lane in self._lanes.values() if lane.iterator is not None]
 
     def renew(self, task: PipelineTask) -> None:
-        """For another iterator: sources and transforms are as they were sent, whatever the last one
-        has left in them.
+        """Prepares for another iterator: sources and transforms are as they were sent, without
+        changes by the last iterator.
         """
         self.close()
         self._task = task
@@ -147,7 +147,7 @@ class PipelineProducer:
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         if self.quarantine is not None:
-            # of which those that are behind it go
+            # finished entries are removed from it
             self.quarantine = replace(self.quarantine, until={**self.quarantine.until})
         for number in self._lanes.keys() - states:
             self._lanes[number].close()
@@ -286,7 +286,7 @@ class PipelineProducer:
                 log.is_silent = False
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
-        from gristmill.dataset.errors.context import tell_in_worker, tell_of_settings
+        from gristmill.dataset.errors.context import add_error_worker, add_settings_note
 
         task = self._task
         numbers = (
@@ -295,13 +295,13 @@ class PipelineProducer:
             else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
         )
         name = worker_name(self.index, self._count, lane, task.num_lanes)
-        tell_in_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
+        add_error_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
         if task.init_fn is None and task.budget is None:
-            tell_of_settings(error)
+            add_settings_note(error)
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
-    """The name of a worker in messages about one of its lanes."""
+    """Return the name of a worker in messages about one of its lanes."""
     worker = f"worker {index} of {max(count, index + 1)}"
     return (
         worker if count == num_lanes and index == lane else f"{worker}, lane {lane} of {num_lanes}"
@@ -336,8 +336,8 @@ def divide_worker(count: int, worker: Any) -> None:
 
 
 def roots(it: Any) -> list[StreamIterator[Any]]:
-    """The iterators at the beginning of everything upstream that read map datasets, always in the
-    same order.
+    """Return the iterators at the beginning of everything upstream that read map datasets, always
+    in the same order.
     """
     if isinstance(it, StreamIterator) and it._gm_engine.draws_from:
         return [it]
@@ -351,7 +351,7 @@ def readers(it: Any) -> list[Reader]:
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:
-    """The description of the location of a worker.
+    """Return the description of the location of a worker.
 
     Args:
         state: its state.

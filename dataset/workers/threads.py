@@ -131,7 +131,7 @@ class _Channel(BoundedConnection):
         except IndexError:
             return False
 
-    def tell(self, kind: int, generation: int = 0, content: Any = None) -> None:
+    def post(self, kind: int, generation: int = 0, content: Any = None) -> None:
         """Send a command to the worker."""
         self._commands.put((kind, generation, content))
 
@@ -140,7 +140,7 @@ class _Channel(BoundedConnection):
         was sent before.
         """
         self.is_closed = True
-        self.tell(_CLOSE)
+        self.post(_CLOSE)
         self.messages.put((_DIED, 0, 0, how))
 
     def receive(self, *, wait: bool) -> None:
@@ -154,7 +154,7 @@ class _Channel(BoundedConnection):
 
     def _obey(self, kind: int, generation: int, content: Any) -> None:
         if kind == _CLOSE:
-            self.tell(_CLOSE)  # for the worker's other thread
+            self.post(_CLOSE)  # for the worker's other thread
             raise Disconnected
         if kind == START:
             self._begin(generation, content)
@@ -252,7 +252,7 @@ class ThreadWorker:
         )
 
     def stacks(self) -> str:
-        """The stack of its thread; empty if it does not run."""
+        """Return the stack of its thread; empty if it does not run."""
         frame = None if self._thread is None else sys._current_frames().get(self._thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -265,7 +265,7 @@ class ThreadWorker:
         """See ``WorkerProcess.start``."""
         self.generation += 1
         self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
-        self._channel.tell(START, self.generation, (states, skip, quarantine))
+        self._channel.post(START, self.generation, (states, skip, quarantine))
         if self._thread is None:
             self._thread = start_thread(
                 self._work, f"gristmill-worker-{self.index}", self._channel.close
@@ -273,7 +273,7 @@ class ThreadWorker:
 
     def change_lanes(self, states: Mapping[int, Any], leaving: Sequence[int]) -> None:
         """See ``WorkerProcess.change_lanes``."""
-        self._channel.tell(LANES, content=({**states}, [*leaving]))
+        self._channel.post(LANES, content=({**states}, [*leaving]))
 
     def has_sent(self) -> bool:
         """See ``WorkerProcess.has_sent``."""
@@ -283,7 +283,7 @@ class ThreadWorker:
 
     def call(self, function: bytes) -> None:
         """See ``WorkerProcess.call``."""
-        self._channel.tell(CALL, content=function)
+        self._channel.post(CALL, content=function)
 
     def unfinished(self) -> list[Entry]:
         """Return nothing: a crash also ends this process, which would ask for them."""
@@ -307,7 +307,7 @@ class ThreadWorker:
             if generation == self.generation:
                 self._has_answered, self._answer_by = True, None
                 if kind == OUTPUTS:
-                    self._channel.tell(TAKEN, generation)
+                    self._channel.post(TAKEN, generation)
                     return kind, lane, payload.content
                 if kind == ERROR:
                     return kind, lane, partial(raised_again, payload, payload.__traceback__)
@@ -395,7 +395,7 @@ class ThreadPool:
                 self.workers[-1].begin_close()
 
     def worker(self, index: int) -> ThreadWorker:
-        """The worker, or a new one in its place if it has ended or does not answer."""
+        """Return the worker, or a new one in its place if it has ended or does not answer."""
         if not self.workers[index].is_alive():
             self.workers[index].begin_close()
             worker = self._make(index)
@@ -427,7 +427,7 @@ class ThreadPool:
 def acquire_threads(
     load_task: Callable[[], PipelineTask], count: int, buffer_size: int
 ) -> ThreadPool:
-    """A new pool, which is idle (see ``Registry.acquire``)."""
+    """Return a new pool, which is idle (see ``Registry.acquire``)."""
     return registry.acquire(
         partial(ThreadPool, load_task, count, buffer_size), lambda pool: False, ThreadPool, None
     )

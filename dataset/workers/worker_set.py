@@ -8,7 +8,7 @@ Guarantees:
    processes of its own.
 2. Nothing of it is observable but the number of processes: lanes, seeds, ``worker_index`` and
    ``worker_count``, elements, errors and states are a component's own, and so are memory and
-   ``per_worker_buffer_size``. What is set, closed, idle or begun again is that component alone.
+   ``per_worker_buffer_size``. Only that component is set, closed, idle or restarted.
 3. A component starts when it is first drawn from, or with ``start_prefetch``: one that never is has
    no process and no lanes.
 4. In a process one component computes at a time, and another one while that waits for what it reads
@@ -49,7 +49,7 @@ def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
 
 
 def shared_processes_of(it: Any, ctx: IteratorContext) -> SharedProcesses | None:
-    """The set whose processes it shares; ``None`` without one."""
+    """Returns the set whose processes it shares; ``None`` without one."""
     workers = join_workers(it, ctx)
     # There may be more components later where the context is that of one component.
     is_alone = len(workers.components.all()) == 1 and not isinstance(ctx, ComponentContext)

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, by default those of the process.
 
     Raises:
-        SystemExit: the arguments are wrong, or help was asked for.
+        SystemExit: the arguments are wrong, or help was requested.
     """
     try:
         try:
@@ -110,7 +110,9 @@ def _say(text: str, stream: TextIO) -> None:
 
 
 def _from_the_users_code(tb: TracebackType | None) -> TracebackType | None:
-    """A traceback without the calls that led to the user's code; nothing if there is none of it."""
+    """Returns a traceback without the calls that led to the user's code; ``None`` if it has none of
+    that.
+    """
     ours = (Path(__file__).parent, Path(__file__).parent.parent, Path(importlib.__file__).parent)
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename
@@ -626,7 +628,7 @@ def _write(args: argparse.Namespace) -> run.Lines:
 
 
 def _add_run_as_grain(commands: Commands) -> None:
-    """For the help: what runs the program is not a parser of its options."""
+    """Adds the command to the help: the code that runs the program parses its options elsewhere."""
     command = _command(
         commands,
         RUN_AS_GRAIN,

@@ -54,7 +54,7 @@ def _lines(element: Any, label: str, depth: int) -> Iterator[str]:
 
 
 def _parts(element: Any) -> dict[str, Any]:
-    """The children of a container, by their path prefix; empty for a leaf such as a list of
+    """Returns the children of a container, by their path prefix; empty for a leaf such as a list of
     numbers.
     """
     if isinstance(element, Mapping):

@@ -15,15 +15,15 @@ _MAX_LANES = 16
 
 
 def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iterator[str]:
-    """The lines that a state gives, and those that the description of the ``DataLoader`` (empty if
-    there is none) adds.
+    """Yields the lines that a state gives, and those that the description of the ``DataLoader``
+    (empty if there is none) adds.
     """
     last_seen, sampler = state["last_seen_indices"], str(state.get("sampler"))
     if not isinstance(last_seen, Mapping):
         yield own_form(state)
         return
     shard = _shard(description.get("shard_options", sampler)) or ShardOptions(0, 1)
-    read = []  # by each worker, or lane, which a state cannot tell
+    read = []  # by each worker or lane; a state does not say which
     for worker, index in enumerate(map(plain_int, last_seen.values())):
         # the index before its first one
         before = shard.shard_index + (worker - len(last_seen)) * shard.shard_count

@@ -55,7 +55,7 @@ def _lines(state: Any, stage: Any, share: tuple[int, int] | None) -> Iterator[st
 
 
 def _owner(stage: Any, names: tuple[str, ...]) -> Description:
-    """The first stage upstream of those names, to which a part of a state belongs."""
+    """Returns the first stage upstream of those names, to which a part of a state belongs."""
     while isinstance(stage, Mapping):
         if stage.get("stage") in names:
             return stage
@@ -76,7 +76,7 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
 
 def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
     dataset = stage if stage.get("stage") == "DataLoader" else _parent(stage)
-    # who books faults, which is no step of the user's
+    # the internal stage that counts faults
     if dataset.get("stage") == "TriedMapDataset":
         dataset = _parent(dataset)
     index, length = plain_int(state["next_index"]), plain_int(dataset.get("length"))
@@ -217,7 +217,7 @@ def _components(state: Any, stage: Description, share: tuple[int, int] | None) -
 
 
 def _above(key: str, words: Callable[[Any, Description], str]) -> Callable[..., Iterator[str]]:
-    """The words of a stage, and those of its only parent, whose state is at ``key``."""
+    """Returns the words of a stage, and those of its only parent, whose state is at ``key``."""
 
     def lines(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
         yield words(state, stage)
@@ -227,7 +227,7 @@ def _above(key: str, words: Callable[[Any, Description], str]) -> Callable[..., 
 
 
 def _plain(words: Callable[[Any], str]) -> Callable[..., Iterator[str]]:
-    """The words of a state that needs no description."""
+    """Returns the words of a state that needs no description."""
     return lambda state, stage, share: iter([words(state)])
 
 
@@ -262,11 +262,13 @@ def _buckets(state: Any, stage: Description) -> str:
 
 
 def _passed_over(faults: Any) -> Iterator[str]:
-    """The elements that error budgets of map datasets have skipped, one line for each stage."""
+    """Yields the elements that error budgets of map datasets have skipped, one line for each
+    stage.
+    """
     for counts in faults if isinstance(faults, list) else ():
         if isinstance(counts, Mapping):
-            of_tried = f" of {count_text(counts['tried'], 'element')}" if "tried" in counts else ""
-            yield f"tolerated: {number_text(counts.get('total'))}{of_tried} passed over"
+            of_tried = f" in {count_text(counts['tried'], 'element')}" if "tried" in counts else ""
+            yield f"tolerated: {count_text(counts.get('total'), 'fault')}{of_tried}"
 
 
 def _tolerated(state: Any, stage: Description) -> str:
@@ -276,7 +278,7 @@ def _tolerated(state: Any, stage: Description) -> str:
         if isinstance(faults, list) and faults and isinstance(faults[0], Mapping)
         else None
     )
-    return f"tolerated: {number_text(total)} of {count_text(state['tried'], 'element')} passed over"
+    return f"tolerated: {count_text(total, 'fault')} in {count_text(state['tried'], 'element')}"
 
 
 def _cache(state: Any, stage: Description) -> str:

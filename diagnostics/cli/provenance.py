@@ -43,8 +43,8 @@ def show(args: Namespace) -> Lines:
     with _said_of_the_pipeline():
         ledger = None if args.ledger is None else as_ledger(args.ledger)
         state = None if args.state is None else _state_for(pipeline, args.state)
-        told = explain(pipeline, state=state, step=args.step, ledger=ledger)
-    for line in str(told).splitlines():
+        provenance = explain(pipeline, state=state, step=args.step, ledger=ledger)
+    for line in str(provenance).splitlines():
         yield one_line(line, _MAX_LINE)
     if args.field is not None:
         value = _field(_output(pipeline, state, args.step, ledger), args.field)
@@ -55,20 +55,22 @@ def show(args: Namespace) -> Lines:
 
 
 def trace(args: Namespace) -> Lines:
-    """The outputs that a record made."""
+    """Yields the outputs that a record made."""
     pipeline = load_pipeline(args.pipeline)
     num = num_found = 0
     with _said_of_the_pipeline():
-        for told in itertools.islice(each_output(pipeline), args.steps or _MAX_OUTPUTS):
+        for provenance in itertools.islice(each_output(pipeline), args.steps or _MAX_OUTPUTS):
             num += 1
-            for i, row in enumerate(told.rows):
+            for i, row in enumerate(provenance.rows):
                 for record in row.records:
                     if (
                         str(record.record_key) == args.record
                         and (args.source or "") in record.source
                     ):
                         num_found += 1
-                        yield one_line(f"step {told.step}, row {i}: {_words(record)}", _MAX_LINE)
+                        yield one_line(
+                            f"step {provenance.step}, row {i}: {_words(record)}", _MAX_LINE
+                        )
     more = (
         ", and there are more of them (see --steps)" if num == (args.steps or _MAX_OUTPUTS) else ""
     )
@@ -90,7 +92,10 @@ def _said_of_the_pipeline() -> Iterator[None]:
         NoOutputError,
         StateMismatchError,
     ) as error:
-        raise CommandError(in_options(str(error)), 1) from error
+        text = in_options(str(error))
+        if isinstance(error, StateMismatchError):
+            text += ". `python -m gristmill state CHECKPOINT --pipeline PIPELINE` compares the two"
+        raise CommandError(text, 1) from error
 
 
 def _words(record: Record) -> str:

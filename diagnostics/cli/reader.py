@@ -37,11 +37,11 @@ class ElementReader:
         self._attended = attended
 
     def next(self) -> Any:
-        """The next element, or ``END``."""
+        """Returns the next element, or ``END``."""
         return self.call(lambda: next(self.it, END))
 
     def call(self, work: Callable[[], T], progress: Callable[[], int] | None = None) -> T:
-        """``work()``, which may take long as long as ``progress`` gives other numbers."""
+        """Returns ``work()``, which may take long as long as ``progress`` gives other numbers."""
         return self._attended.call(work, progress=progress)
 
     @property
@@ -55,7 +55,7 @@ def iterator_of(pipeline: Any) -> Any:
 
 @contextlib.contextmanager
 def reading(pipeline: Any, stall_seconds: float | None) -> Iterator[ElementReader]:
-    """A new iterator of a dataset or a ``DataLoader``, which is closed afterwards."""
+    """Yields a new iterator of a dataset or a ``DataLoader``, which is closed afterwards."""
     it = iterator_of(pipeline)
     with attended(lambda: it, it.close, stall_seconds) as thread:
         yield ElementReader(it, thread)
@@ -65,7 +65,7 @@ def reading(pipeline: Any, stall_seconds: float | None) -> Iterator[ElementReade
 def attended(
     it: Callable[[], Any], close: Callable[[], None], stall_seconds: float | None
 ) -> Iterator[Attended]:
-    """A thread for the use of what ``it`` gives, which may be another iterator later on."""
+    """Yields a thread for the use of what ``it`` gives, which may be another iterator later on."""
     limit = _STALL_SECONDS if stall_seconds is None else stall_seconds
     with (
         ended_if_frozen(limit),
@@ -86,7 +86,7 @@ def ended_if_frozen(seconds: float) -> Iterator[None]:
     ended = Signal()
     try:
         file = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # there is none, or it is not ours
+    except (AttributeError, OSError, ValueError):  # no stderr, or one without a file descriptor
         file = -1
     if not seconds or file < 0:
         yield

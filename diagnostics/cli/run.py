@@ -41,7 +41,7 @@ _MAX_TRACE_SECONDS = 1.0
 
 
 def inspect(args: Namespace) -> Lines:
-    """The graph, the lengths, and what elements look like."""
+    """Yields the graph, the lengths, and the specs of elements."""
     pipeline = load_pipeline(args.pipeline)
     graph = graph_of(pipeline)
     _draw(graph, args.output)
@@ -71,7 +71,7 @@ def _draw(graph: Graph, path: str | None) -> None:
 
 
 def head(args: Namespace) -> Lines:
-    """The first elements."""
+    """Yields the first elements."""
     pipeline = load_pipeline(args.pipeline)
     if isinstance(pipeline, MapDataset):
         # Nothing is read that is not shown.
@@ -136,7 +136,9 @@ def _trace(
     consumer: Callable[[Any], Any] | None,
     stall_seconds: float | None,
 ) -> str:
-    """The calls of another run: to record them takes time, which the diagnosis is not about."""
+    """Returns the calls of another run: to record them takes time, which the diagnosis is not
+    about.
+    """
     from gristmill.diagnostics.trace import trace_json
 
     with reading(pipeline, stall_seconds) as reader, observe(reader.it, trace=True) as view:
@@ -271,8 +273,8 @@ class Endless:
 
 @contextlib.contextmanager
 def opened(pipeline: Any) -> Iterator[Any]:
-    """A new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which is
-    closed afterwards.
+    """Yields a new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which
+    is closed afterwards.
     """
     with contextlib.closing(iterator_of(pipeline)) as it:
         yield it

@@ -11,12 +11,13 @@ from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.cli.words import in_options
 from gristmill.diagnostics.mixture_shares import mixture_shares
 from gristmill.diagnostics.shuffle_quality import shuffle_quality
+from gristmill.diagnostics.spec_text import spec_text
 
 _OPTIONS = ("key", "batch_size", "block_size", "max_batches")
 
 
 def shuffle(args: Namespace) -> Generator[str, None, int]:
-    """The figures, and a picture in a file."""
+    """Yields the figures, and writes a picture to a file."""
     pipeline = load_pipeline(args.pipeline)
     try:
         quality = shuffle_quality(
@@ -53,7 +54,13 @@ def _key(name: str | None) -> Callable[[Any], Any] | None:
         return None
 
     def key(element: Any) -> Any:
-        value = element[int(name) if isinstance(element, list | tuple) else name]
+        try:
+            value = element[int(name) if isinstance(element, list | tuple) else name]
+        except (LookupError, TypeError, ValueError):
+            raise CommandError(
+                f"--key must be the name or number of an entry of the elements, got {name!r};"
+                f" an element is {spec_text(element)}"
+            ) from None
         return value.item() if hasattr(value, "item") else value
 
     return key

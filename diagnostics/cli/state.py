@@ -1,7 +1,7 @@
 """The command ``state``: what a checkpoint says, and whether it fits a pipeline.
 
-A checkpoint may be anybody's: what it says is neither believed (a number of processes, of digits)
-nor printed as it is.
+A checkpoint is untrusted input: its contents are neither believed (a number of processes, of
+digits) nor printed as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import re
+import sys
 import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ _MAX_STAGE = 120  # a stage is shown on one line if it is not longer
 _MAX_LINE = 1000
 _MAX_VALUE = 500  # of a parameter
 _NUM_MISSING = 8  # files that are named
+_PARAMETERS = {"num_shards": "num_lanes"}  # names in descriptions, and those in programs
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,10 @@ def state(args: Namespace) -> Lines:
 
 
 def state_text(path: str) -> bytes:
-    """The state of this process in a checkpoint, as it is saved.
+    """Returns the state of this process in a checkpoint, as it is saved.
 
     Raises:
-        CommandError: there is none, or there are several.
+        CommandError: there is no state, or there are several.
     """
     try:
         saved = [_read(file) for files in _files(Path(path)) for file in files]
@@ -126,7 +128,7 @@ def _heading(item: list[_Saved]) -> Lines:
 
 
 def _missing(directory: Path, count: str) -> list[str]:
-    """The first files of processes that are not there, of as many as ``count`` says."""
+    """Returns the first files of processes that are not there, of as many as ``count`` says."""
     files = [_PROCESS_FILE.fullmatch(path.name) for path in directory.iterdir()]
     numbers = {found[1] for found in files if found and found[2] == count}
     num_missing = int(count) - len([number for number in numbers if int(number) < int(count)])
@@ -203,7 +205,7 @@ def _restore(saved: _Saved, it: Any) -> None:
 
 
 def _merge(item: list[_Saved], it: Any) -> None:
-    """As a checkpoint of another number of processes is restored."""
+    """Restores a checkpoint of another number of processes."""
     states = [state_from_text(saved.text, it) for saved in item]
     numbers = [_DATASET_FILE.fullmatch(saved.path.name) for saved in item]
     it.set_state(
@@ -244,7 +246,7 @@ def restore_checkpoint(path: str, it: Any) -> None:
 
 
 def _files(path: Path) -> Iterator[list[Path]]:
-    """The files with states of each item in a checkpoint."""
+    """Yields the files with states of each item in a checkpoint."""
     if path.is_file():
         is_description = path.name.startswith("pipeline_")
         state_file = path.with_name(path.name.replace("pipeline_", "process_", 1))
@@ -302,7 +304,7 @@ def _read(path: Path) -> _Saved:
 
 
 def _stage_lines(description: Any) -> list[str]:
-    """The stages of a description, the sources first, with what is noted of them."""
+    """Returns the stages of a description, the sources first, with what is noted of them."""
     if not isinstance(description, dict):
         return [shown(description)]
     above = description.get("components", description.get("parents", []))
@@ -310,13 +312,18 @@ def _stage_lines(description: Any) -> list[str]:
     branches = [_stage_lines(part) for part in parts]
     name = _plain_text(description.get("stage"))
     parameters = [
-        f"{_plain_text(key)}={_plain_text(value)}"
+        f"{_PARAMETERS.get(key) or _plain_text(key)}={_parameter_text(key, value)}"
         for key, value in description.items()
         if key not in ("stage", "parents", "components")
     ]
     text = f"{name}({', '.join(parameters)})"
     lines = [text] if len(text) <= _MAX_STAGE else [name, *["  " + text for text in parameters]]
     return [*(branches[0] if len(branches) == 1 else joined(branches)), *lines]
+
+
+def _parameter_text(key: str, value: Any) -> str:
+    is_endless = key == "length" and type(value) is int and value >= sys.maxsize
+    return "endless" if is_endless else _plain_text(value)
 
 
 def _plain_text(value: Any) -> str:

@@ -42,7 +42,7 @@ def load_pipeline(name: str) -> Any:
             ``attribute``.
 
     Raises:
-        CommandError: there is none of that name. Errors of the user's code come as they are.
+        CommandError: there is no object of that name. Errors of the user's code come as they are.
     """
     place, attribute, module, value = _found(name)
     if not isinstance(value, _KINDS) and callable(value):
@@ -72,7 +72,7 @@ def load_object(name: str) -> Any:
 
 
 def _found(name: str) -> tuple[str, str, ModuleType, Any]:
-    """The module and the attribute that are named, and what they are."""
+    """Returns the module and the attribute that are named, and what they are."""
     colon = name.rfind(":")
     is_drive = colon == 1 and name[2:3] in ("/", "\\")  # C:\train.py
     place, attribute = (name, "") if colon < 0 or is_drive else (name[:colon], name[colon + 1 :])
@@ -109,8 +109,8 @@ def _module(name: str) -> ModuleType:
 
 
 def _module_of_file(name: str) -> ModuleType:
-    """The module that a file is, under the name by which it can be imported, so that workers find
-    its functions.
+    """Returns the module that a file is, under the name by which it can be imported, so that
+    workers find its functions.
     """
     path = Path(name).resolve()
     if not path.is_file():
@@ -136,8 +136,8 @@ def _module_of_file(name: str) -> ModuleType:
 
 
 def _module_apart(path: Path) -> ModuleType:
-    """A file whose name belongs to another module: what it defines travels to workers by value, as
-    that of a script does.
+    """Loads a file whose name belongs to another module: its definitions travel to workers by
+    value, as those of a script do.
     """
     spec = importlib.util.spec_from_file_location(f"__{path.stem.replace('.', '_')}__", path)
     assert spec is not None and spec.loader is not None
@@ -158,7 +158,7 @@ def _required_parameters(value: Any) -> list[str]:
 
 
 def _found_in(module: ModuleType) -> str:
-    """The pipelines in a module, and the functions that may make one."""
+    """Returns the pipelines in a module, and the functions that may make one."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     names = [name for name, value in public.items() if isinstance(value, _KINDS)]
     makers = [

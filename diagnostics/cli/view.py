@@ -30,7 +30,9 @@ def view(args: Namespace) -> Lines:
 
 
 def _viewer(args: Namespace, pipeline: Any, decoder: Any) -> Viewer:
-    """At the port that is asked for; if none is, at the usual one or, if that is taken, at any."""
+    """Starts the viewer at the port asked for, or else at the usual one, or at any if that is
+    taken.
+    """
     ports = [DEFAULT_PORT, 0] if args.port is None else [args.port]
     for port in ports:
         try:

@@ -103,7 +103,7 @@ def _is_of_arguments(error: Exception) -> bool:
 
 
 def _pipeline(name: str, format: str | None) -> Any:
-    """A pipeline by its name, or the records of files, of a folder, or of the Hub."""
+    """Returns a pipeline by its name, or the records of files, of a folder, or of the Hub."""
     if name.startswith(_HUB):
         return MapDataset.source(_of_the_hub(name.removeprefix(_HUB)))
     suffix = next(
@@ -154,7 +154,7 @@ def _as_source(kind: Any, name: str) -> Any:
 
 
 def _of_the_hub(name: str) -> Any:
-    """``ORGANISATION/NAME`` followed by ``:SPLIT``, ``train`` by default."""
+    """Returns the source of ``ORGANISATION/NAME`` followed by ``:SPLIT``, ``train`` by default."""
     from gristmill.core.errors import missing_package
     from gristmill.sources import HuggingFaceSource
 
@@ -170,7 +170,7 @@ def _of_the_hub(name: str) -> Any:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """``NAME=VALUE``, the value a number if it looks like one."""
+    """Parses ``NAME=VALUE``, the value a number if it looks like one."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise CommandError(f"--option must be NAME=VALUE, such as group_size=1, got {text!r}")

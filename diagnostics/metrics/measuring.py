@@ -13,12 +13,12 @@ from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.probe import CountersOfThreads, Probe, StageCounts, clock
 from gristmill.diagnostics.spec_text import element_nbytes
 
-_SHARE = 50  # what is dear to measure may take this fraction of the time
+_SHARE = 50  # expensive measurements may take this fraction of the time
 
 
 def measured(original: Method, probe: Probe, lanes: CountersOfThreads) -> Method:
-    """``original`` of a stage, which measures reads of a source, or how many elements are ready for
-    the consumer.
+    """Returns ``original`` of a stage, which measures reads of a source, or how many elements are
+    ready for the consumer.
 
     A block that is read at once counts as reads of equal time, each of the size of the first one.
     """
@@ -70,8 +70,8 @@ def _histogram(cell: StageCounts) -> Histogram:
 
 
 def _now_and_then(measure: Callable[[Any], int]) -> Callable[[Any], int]:
-    """``measure``, or what it said a moment ago if asking it again would take more than its share
-    of the time.
+    """Returns ``measure``, or what it said a moment ago if asking it again would take more than its
+    share of the time.
     """
     number = ask_at = 0
 

@@ -192,9 +192,7 @@ def _serve(port: int, address: str, registry: Any) -> Any:
 
 
 def _forget() -> None:
-    """After a fork, in the new process: the port is the other one's, and there is no thread that
-    serves it.
-    """
+    """Drops the server in a forked process: the port is the parent's, and no thread serves it."""
     global _active, _lock
     _lock = Lock()
     telemetry, _active = _active, None
@@ -275,7 +273,7 @@ def _exposed(numbers: dict[Key, list[int] | float]) -> Iterator[Metric]:
 
 
 def _buckets(family: Family, values: list[int]) -> tuple[list[tuple[str, int]], int]:
-    """The number of values at or below each limit, and the total."""
+    """Returns the number of values at or below each limit, and the total."""
     from prometheus_client.utils import floatToGoString
 
     text: Any = floatToGoString  # as above

@@ -106,7 +106,7 @@ TIME = Family(
 FAULTS = Family(
     "counter",
     "gristmill_faults",
-    "Elements that a step that tolerates faults has passed over.",
+    "Elements that tolerate has skipped or replaced.",
     _STAGE,
 )
 RESTARTS = Family(
@@ -232,8 +232,8 @@ class Metrics:
                 self._update()
 
     def read(self) -> dict[Key, list[int] | float]:
-        """All numbers of this moment; those of a histogram as in ``Histogram.counts``, followed by
-        their total.
+        """Returns all numbers of this moment; those of a histogram as in ``Histogram.counts``,
+        followed by their total.
         """
         with self._lock:
             gauges = self._update()
@@ -302,7 +302,7 @@ class Metrics:
                     before[i] = number
 
     def _name(self, pipeline: _Pipeline) -> str:
-        """Its own name, or that of an equal pipeline that is no more, or a new one."""
+        """Returns its own name, or that of an equal pipeline that is no more, or a new one."""
         form, used = (
             _form(pipeline.observer.root),
             {other.name for other in self._live if not other.is_over},
@@ -329,7 +329,7 @@ class Metrics:
 
 
 def _totals(pipeline: _Pipeline) -> dict[Key, list[int]]:
-    """The numbers that a pipeline adds to those of the process."""
+    """Returns the numbers that a pipeline adds to those of the process."""
     observer = pipeline.observer
     output = observer.output
     delays = [0, *output.powers, output.waited - output.waited_in_vain]

@@ -43,7 +43,7 @@ def explain(
     this process, for this output, over elements that know their records. Functions of the user are
     called if they decide: those of ``filter``, ``flat_map`` and packed lengths; those after
     packing, which may cut rows; those before ``tolerate``; and, with ``state``, those of a
-    ``MapDataset``, which may leave out elements by ``None``. For the same reason, records of lists
+    ``MapDataset``, which may drop elements by ``None``. For the same reason, records of lists
     and of users' sources are read then.
 
     A row that is packed and then cut has the records whose cells it has, with their spans in it. A
@@ -55,8 +55,8 @@ def explain(
             ``MapDataset``, ``IterDataset`` or ``DataLoader``.
         state: what ``get_state`` returned.
         step: of a ``MapDataset`` the index; of a stream the number of the output, counted from 0,
-            if the records follow from it by arithmetic. Functions of ``map`` are assumed to leave
-            out nothing, as in ``len(ds)``.
+            if the records follow from it by arithmetic. Functions of ``map`` are assumed to drop
+            nothing, as in ``len(ds)``.
         ledger: a ``Ledger``, or its path. With it ``step`` may be any step that it has recorded.
 
     Raises:
@@ -165,11 +165,11 @@ class _Subject:
             return Provenance(_rows(rows), step=step)
         _check_of_stream(step)
         stream, tracing = _stream_of(ds), Tracing(False)
-        with _twin(stream, tracing) as it:
+        with _traced_iterator(stream, tracing) as it:
             try:
                 if it._gm_has_gaps():
                     raise NotImplementedError(
-                        f"{_holes_of(stream)} leaves out elements, so that steps are no indices"
+                        f"{_holes_of(stream)} drops elements, so that steps are no indices"
                     )
                 set_next_index(it, step)
             except IndexError:
@@ -182,7 +182,9 @@ class _Subject:
                     " (--state), or record a Ledger while iterating (for batch in"
                     " gristmill.Ledger(path).follow(it)) and pass it as ledger=... (--ledger)"
                 ) from error
-            return _told(_next(it, f"there is no output {step}", IndexError), tracing, step)
+            return _provenance_of(
+                _next(it, f"there is no output {step}", IndexError), tracing, step
+            )
 
     def at_recorded_step(self, step: int, ledger: Any) -> Provenance:
         _check_of_stream(step)
@@ -196,11 +198,11 @@ class _Subject:
             ds, state = self._begun_at(state)
             if found < step:
                 state = _state_after(ds, state, step - found)
-            told = _of_stream(ds, state, _NO_STATE if following is None else following)
+            provenance = _of_stream(ds, state, _NO_STATE if following is None else following)
         except NoOutputError:
             raise IndexError(f"there is no output {step}: the stream ends before it") from None
-        told.step = step
-        return told
+        provenance.step = step
+        return provenance
 
 
 def each_output(ds: Any) -> Iterator[Provenance]:
@@ -222,9 +224,9 @@ def each_output(ds: Any) -> Iterator[Provenance]:
                 yield subject.at_step(i)
         return
     tracing = Tracing(True)
-    with _twin(_stream_of(subject.definition), tracing) as it:
+    with _traced_iterator(_stream_of(subject.definition), tracing) as it:
         for step, x in enumerate(it):
-            yield _told(x, tracing, step)
+            yield _provenance_of(x, tracing, step)
             tracing.faults.clear()
 
 
@@ -258,21 +260,21 @@ def _of_stream(ds: Any, state: Any, following: Any = _NO_STATE) -> Provenance:
     ``following`` is the state after that output, if it is known.
     """
     for is_exact in (False, True):
-        if not is_exact and (following is _NO_STATE or not _tells_place(ds)):
+        if not is_exact and (following is _NO_STATE or not _states_have_place(ds)):
             continue  # what is assumed could not be checked
         tracing = Tracing(is_exact)
         try:
-            with _twin(ds, tracing, state) as it:
-                told = _told(
+            with _traced_iterator(ds, tracing, state) as it:
+                provenance = _provenance_of(
                     _next(it, "there is no output after this state: the stream is at its end"),
                     tracing,
                     None,
                 )
-                # At the end, the state is the same with and without what a function leaves out.
+                # At the end, the state is the same with and without what a function drops.
                 if not tracing.assumes or (
                     it.get_state() == following and next(it, None) is not None
                 ):
-                    return told
+                    return provenance
         except Exception:
             if not tracing.assumes:
                 raise
@@ -281,17 +283,17 @@ def _of_stream(ds: Any, state: Any, following: Any = _NO_STATE) -> Provenance:
 
 def _state_after(ds: Any, state: Any, num: int) -> Any:
     """Returns the state ``num`` outputs after ``state``."""
-    with _twin(ds, Tracing(True), state) as it:
+    with _traced_iterator(ds, Tracing(True), state) as it:
         for _ in range(num):
             _next(it, "the stream ends before it")
         return it.get_state()
 
 
-def _tells_place(ds: Any) -> bool:
+def _states_have_place(ds: Any) -> bool:
     """True if a state says which elements have been read for the outputs before it."""
     return all(
         [
-            node._gm_tells_place or node._gm_works_on is not None
+            node._gm_states_have_place or node._gm_works_on is not None
             for node in ancestors(ds)
             if isinstance(node, IterDataset)
         ]
@@ -299,7 +301,9 @@ def _tells_place(ds: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _twin(ds: Any, tracing: Tracing, state: Any = None) -> Iterator[DatasetIterator[Any]]:
+def _traced_iterator(
+    ds: Any, tracing: Tracing, state: Any = None
+) -> Iterator[DatasetIterator[Any]]:
     it = iterate(tracing.of(ds))
     try:
         if state is not None:
@@ -316,12 +320,12 @@ def _next(it: DatasetIterator[Any], reason: str, kind: type[Exception] = NoOutpu
     raise kind(reason)
 
 
-def _told(x: Traced, tracing: Tracing, step: int | None) -> Provenance:
-    return Provenance(_rows(x.rows), [record_of(piece) for piece in tracing.faults], step)
+def _provenance_of(x: Traced, tracing: Tracing, step: int | None) -> Provenance:
+    return Provenance(_rows(x.rows), [record_of(record) for record in tracing.faults], step)
 
 
 def _rows(rows: Rows) -> list[Row]:
-    cut_by = next((piece.cut_by for row in rows for piece in row if piece.cut_by), None)
+    cut_by = next((record.cut_by for row in rows for record in row if record.cut_by), None)
     if cut_by is not None:
         raise unexplained(
             cut_by,
@@ -329,4 +333,4 @@ def _rows(rows: Rows) -> list[Row]:
             " it is not known which records are left. Cut before records are packed or batched, or"
             " explain the pipeline up to this stage",
         )
-    return [Row([record_of(piece) for piece in pieces]) for pieces in rows]
+    return [Row([record_of(record) for record in records]) for records in rows]

@@ -212,7 +212,7 @@ def _num_outputs(it: Any) -> int | None:
     # known: then the caller asks the user for the step.
     with contextlib.suppress(NotImplementedError, ValueError):
         tracing.of(ds)
-        if not tracing.assumes and not inner._gm_has_gaps():  # else elements may have been left out
+        if not tracing.assumes and not inner._gm_has_gaps():  # else elements may have been dropped
             return get_next_index(inner)
     return 0 if it.get_state() == _first_state(it, ds) else None
 
@@ -220,7 +220,7 @@ def _num_outputs(it: Any) -> int | None:
 def _first_state(it: Any, ds: Any) -> Any:
     if isinstance(it, DataLoaderIterator):
         return iter(loader_of(it)).get_state()
-    # An ElasticIterator iterates over itself; its twin has the same states.
+    # An ElasticIterator iterates over itself; its traced pipeline has the same states.
     if ds is it:
         ds = Tracing(False).of(ds)
     return iterate(ds).get_state()

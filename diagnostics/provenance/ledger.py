@@ -3,7 +3,7 @@
 Two files. ``PATH`` has a header and one record of ``_RECORD.size`` bytes for every ``every`` steps,
 at the place that follows from the step: the step, the offset of the state before it in the other
 file, its length and checksum, and a checksum of the record. ``PATH.states`` has these states, one
-after another, each with its step; and those that were asked for in between.
+after another, each with its step; and those that were requested in between.
 
 Guarantees:
 
@@ -46,14 +46,14 @@ _STEP_END = 12
 
 
 class Ledger:
-    """A file with the place of a stream before each step, so that ``explain`` can tell what made
-    any past output.
+    """A file with the place of a stream before each step, so that ``explain`` can find the records
+    of any past output.
 
     Args:
-        path: the file; it is made if there is none, and continues if there is one. ``PATH.states``
+        path: the file; it is made if missing, and continued if it exists. ``PATH.states``
             is beside it.
         every: steps from one record to the next, at least 1. ``explain`` runs the steps from the
-            record before the one it is asked for: more than 1 writes less and takes longer to
+            record before the requested one: more than 1 writes less and takes longer to
             answer.
 
     Raises:
@@ -101,7 +101,7 @@ class Ledger:
         It is a ``DatasetIterator`` or ``DataLoaderIterator``, as ``iterator`` is: checkpoints,
         ``observe`` and ``explain`` take it. The ledger looks up the number of the next step by the
         state, now and after each ``set_state``. An unknown state gives the number only if no stage
-        may leave out elements.
+        may drop elements.
 
         Args:
             iterator: of a dataset or ``DataLoader``.
@@ -116,13 +116,13 @@ class Ledger:
         return followed(self, iterator, step)
 
     def steps(self) -> Iterator[int]:
-        """The steps that are recorded, in order."""
+        """Yields the steps that are recorded, in order."""
         for number in range(self._num_records()):
             if self._record(number) is not None:
                 yield number * self.every
 
     def state_at(self, step: int) -> Any:
-        """The state before ``step``; ``None`` if it is not recorded."""
+        """Returns the state before ``step``; ``None`` if it is not recorded."""
         text = self._text_at(step)
         return None if text is None else decoded(text)
 
@@ -149,8 +149,8 @@ class Ledger:
         return 0, None
 
     def step_of(self, text: bytes) -> int | None:
-        """The last step before which the encoded state was ``text``, of those that are recorded or
-        were saved.
+        """Returns the last step before which the encoded state was ``text``, of those that are
+        recorded or were saved.
         """
         content = self._states_path.read_bytes() if self._states_path.exists() else b""
         wanted = _FRAME.pack(_MARK, 0, *_checks(text))[_STEP_END:] + text
@@ -177,7 +177,7 @@ class Ledger:
             self.note(step, text)
 
     def encoded(self, state: Any) -> bytes:
-        """``state`` as it is written."""
+        """Returns ``state`` as it is written."""
         return encoded(state)
 
     def write(self, step: int, text: bytes) -> bool:
@@ -213,7 +213,7 @@ class Ledger:
         self.close()
 
     def _opened(self) -> tuple[int, int]:
-        """The file and that of the states, to be written to."""
+        """Returns the file and that of the states, to be written to."""
         if self._files is None:
             file, states = (
                 os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -273,7 +273,7 @@ class Ledger:
 
 
 def as_ledger(ledger: Any) -> Ledger:
-    """A ``Ledger``, or that at a path, which must be there."""
+    """Returns a ``Ledger``, or that at a path, which must be there."""
     if isinstance(ledger, Ledger):
         return ledger
     if not isinstance(ledger, str | os.PathLike):
@@ -287,8 +287,8 @@ def as_ledger(ledger: Any) -> Ledger:
 
 
 def _every_of(path: Path) -> int | None:
-    """The number of steps between records of the ledger at ``path``; ``None`` if no ledger was
-    begun there.
+    """Returns the number of steps between records of the ledger at ``path``; ``None`` if no ledger
+    was begun there.
     """
     header = _read(path, 0, _HEADER.size)
     if len(header) < _HEADER.size:
@@ -302,7 +302,7 @@ def _every_of(path: Path) -> int | None:
 
 
 def encoded(state: Any) -> bytes:
-    """A state as it is written: text of a ``DataLoader``, or JSON."""
+    """Returns a state as it is written: text of a ``DataLoader``, or JSON."""
     return b"b" + state if isinstance(state, bytes) else b"j" + state_to_line(state).encode()
 
 

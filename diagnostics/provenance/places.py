@@ -27,7 +27,9 @@ def with_places(found: Provenance, definition: Any) -> Provenance:
 
 
 def _sources_of(ds: Any) -> dict[str, Any]:
-    """The sources of files upstream that can locate a record, by the texts that records have."""
+    """Returns the sources of files upstream that can locate a record, by the texts that records
+    have.
+    """
     found: dict[str, Any] = {}
     for node in ancestors(ds):
         source = getattr(node, "_gm_source", None)

@@ -25,11 +25,11 @@ class Record(Value):
             ``DataLoader`` that of the sampler. ``None`` in files.
         epoch: counted from 0; ``None`` if that is not known, as of users' samplers.
         component: its name or number in the innermost mixture; ``None`` without one.
-        seed: ``(seed, index)`` of the random stream from which the last random step drew for it;
+        seed: ``(seed, index)`` of the random stream from which the last random stage drew for it;
             ``None`` without one.
         span: ``(start, stop)``, its cells in a packed row; ``None`` elsewhere.
         components: those in all mixtures, the outermost first.
-        seeds: the random streams of all random steps, the first one first.
+        seeds: the random streams of all random stages, the first one first.
         place: its file and the position there, counted from 0, such as ``"web.jsonl, record 40"``;
             ``None`` for a source that is no file, or does not say.
 
@@ -67,18 +67,18 @@ class Row(Value):
     records: Sequence[Record]
 
 
-def record_of(piece: LineageRecord) -> Record:
-    """The public record of an internal lineage entry."""
-    components, seeds = piece.components, piece.seeds
+def record_of(record: LineageRecord) -> Record:
+    """Returns the public record of an internal lineage entry."""
+    components, seeds = record.components, record.seeds
     component, seed = components[-1] if components else None, seeds[-1] if seeds else None
     given = (
-        piece.source,
-        piece.key,
-        piece.index,
-        piece.epoch,
+        record.source,
+        record.key,
+        record.index,
+        record.epoch,
         component,
         seed,
-        piece.span,
+        record.span,
         components,
         seeds,
     )
@@ -90,7 +90,7 @@ class Provenance:
 
     Args:
         rows: one for each row of the output, one if it is no batch; each has its ``records``.
-        faults: records that were passed over on the way, by ``tolerate``.
+        faults: records that ``tolerate`` skipped on the way.
         step: the number of the output, if that is known.
     """
 
@@ -115,7 +115,7 @@ class Provenance:
         return [record for row in self.rows for record in row.records]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain dictionaries and lists, for JSON where the keys are."""
+        """Returns the same as plain dictionaries and lists, for JSON where the keys are."""
         rows = [{"records": [record.as_dict() for record in row.records]} for row in self.rows]
         return {
             "step": self.step,
@@ -124,11 +124,11 @@ class Provenance:
         }
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Names of columns and lines: without columns that say nothing anywhere."""
+        """Returns names of columns and lines: without columns that say nothing anywhere."""
         lines: list[tuple[str, Record | None]] = []
         for i, row in enumerate(self.rows):
             lines += [(str(i), record) for record in row.records] or [(str(i), None)]
-        lines += [("passed over", record) for record in self.faults]
+        lines += [("skipped", record) for record in self.faults]
         columns = {name: [_cell(record, name) for _, record in lines] for name in _COLUMNS}
         names = [name for name, cells in columns.items() if any(cells)]
         return ["row", *names], [

@@ -86,8 +86,8 @@ def report_html(diagnosis: Diagnosis, title: str = "Pipeline report") -> str:
 
 
 def _colours(summary: ExecutionSummary, binding: StageSummary | None) -> dict[int, str]:
-    """The classes of the stages' colours: those that take the most time get one each, from the
-    sources on; the bottleneck has the colour of warnings.
+    """Returns the classes of the stages' colours: those that take the most time get one each, from
+    the sources on; the bottleneck has the colour of warnings.
     """
     working = sorted(
         [node for node in summary.values() if not node.is_prefetch],
@@ -115,7 +115,7 @@ def _style(summary: ExecutionSummary, colours: dict[int, str]) -> str:
 
 
 def _binding(diagnosis: Diagnosis) -> StageSummary | None:
-    """The stage to mark; none if it is the consumer that is slow."""
+    """Returns the stage to mark; none if it is the consumer that is slow."""
     if diagnosis.bound_by == "consumer":
         return None
     named = [node for node in diagnosis.snapshot.summary.values() if node.name == diagnosis.stage]

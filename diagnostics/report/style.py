@@ -1,8 +1,8 @@
 """The style of a report: light and dark, on paper, on a phone.
 
 The seven colours of stages differ in lightness as well as in hue, so that people who see no red,
-green or blue can tell them apart too (at least 12 in OKLab, times 100, in every simulation), and
-stand out from what is behind them (at least 2.3 to 1).
+green or blue can distinguish them too (at least 12 in OKLab, times 100, in every simulation), and
+contrast with their background (at least 2.3 to 1).
 """
 
 NUM_COLOURS = 7

@@ -72,8 +72,8 @@ def _layer_order(colour: str) -> tuple[bool, str]:
 
 
 def _in_order(threads: Sequence[ThreadTimeline]) -> list[ThreadTimeline]:
-    """The main process first, then the workers by number; the thread that takes the elements first
-    of all.
+    """Sorts the main process first, then the workers by number; the thread that takes the elements
+    first of all.
     """
     processes = sorted({thread.process for thread in threads}, key=_process_order)
     order = {name: i for i, name in enumerate(processes)}
@@ -151,8 +151,8 @@ def _shares(
 
 
 def _waited(stage: int, own: Mapping[int, _Array], stages: Mapping[int, StageSummary]) -> _Array:
-    """The time that a prefetching stage has waited in this thread, which may also compute its
-    input.
+    """Returns the time that a prefetching stage has waited in this thread, which may also compute
+    its input.
     """
     waited = own[stage]
     todo, seen = [*stages[stage].inputs], {stage}
@@ -168,8 +168,8 @@ def _waited(stage: int, own: Mapping[int, _Array], stages: Mapping[int, StageSum
 
 
 def _settled(spent: _Array, lengths: _Array) -> _Array:
-    """``spent[layer, part]``, where no part has more than its length: a call is counted when it
-    ends, so the rest was before.
+    """Returns ``spent[layer, part]``, where no part has more than its length: a call is counted
+    when it ends, so the rest was before.
     """
     if np.all(spent.sum(axis=0) <= lengths):
         return spent
@@ -240,8 +240,8 @@ def _table(
 
 
 def _drawn(row: _Row, layers: list[str]) -> str:
-    """Areas from the bottom up to the top of each layer, the highest first. Waiting is what is
-    behind all of them.
+    """Draws areas from the bottom up to the top of each layer, the highest first. The background
+    shows waiting.
     """
     # [layer, part]
     tops = np.minimum(100, np.rint(100 * np.cumsum(row.shares, axis=0))).astype(int)
@@ -258,7 +258,9 @@ def _drawn(row: _Row, layers: list[str]) -> str:
 
 
 def _area(tops: npt.NDArray[np.int_], base: int) -> str:
-    """The area between ``base`` and a line of steps, all parts of the same height in one."""
+    """Returns the area between ``base`` and a line of steps, all parts of the same height in
+    one.
+    """
     ends = [*np.flatnonzero(np.diff(tops)) + 1, len(tops)]
     return f"M0 {base}" + "".join([f"V{100 - tops[end - 1]}H{end}" for end in ends]) + f"V{base}z"
 
@@ -294,7 +296,7 @@ def _layer_name(layer: str, stages: Mapping[int, StageSummary], colours: Mapping
 
 
 def short_name(stage: StageSummary) -> str:
-    """Its class, and the function if it has one."""
+    """Returns its class, and the function if it has one."""
     kind, _, rest = stage.name.partition("(")
     function = (
         rest.removeprefix("transform=").partition(" @")[0] if rest.startswith("transform=") else ""

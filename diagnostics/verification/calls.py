@@ -51,8 +51,10 @@ _NAMES = {"now": "clock", "utcnow": "clock", "today": "clock"}  # methods of cla
 _ENVIRONMENT = getattr(type(os.environ).__getitem__, "__code__", None)
 
 
-def telling_call(frame: FrameType, event: str, argument: Any) -> tuple[str, str] | None:
-    """The kind of evidence that a call is, and what is said of it; ``None`` for all other calls."""
+def revealing_call(frame: FrameType, event: str, argument: Any) -> tuple[str, str] | None:
+    """Return the kind of evidence that a call is, and what is said of it; ``None`` for all other
+    calls.
+    """
     if event == "call":
         if frame.f_code is not _ENVIRONMENT or frame.f_back is None:
             return None
@@ -72,7 +74,9 @@ def telling_call(frame: FrameType, event: str, argument: Any) -> tuple[str, str]
 
 
 def _user_frame(frame: FrameType) -> FrameType | None:
-    """The line of the user's that leads to a call; none if a library asks for its own purposes."""
+    """Return the line of the user's that leads to a call; none if a library asks for its own
+    purposes.
+    """
     caller: FrameType | None = frame
     while caller is not None and _package(caller) in _BETWEEN:
         caller = caller.f_back

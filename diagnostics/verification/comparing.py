@@ -102,7 +102,7 @@ def compare(
 def _found(
     condition: Condition, subject: Subject, base: Sequence[StepOutcome], clock: Clock
 ) -> Found:
-    """The outcomes under a condition; an exception takes the place of the next outcome."""
+    """Yields the outcomes under a condition; an exception takes the place of the next outcome."""
     last = -1
     try:
         for last, outcome in condition.run(subject, base, clock):
@@ -116,8 +116,8 @@ def _found(
 def _different_places(
     states: Sequence[tuple[int, Any, Any]], open_iterator: Callable[[], Any], clock: Clock
 ) -> Difference | None:
-    """The first of some pairs of states that do not lead to the same elements. How a state is
-    written may vary with what an iterator has in memory.
+    """Returns the first of some pairs of states that do not lead to the same elements. How a state
+    is written may vary with what an iterator has in memory.
     """
     for step, *pair in states[:_MAX_FOLLOWED]:
         if not all([isinstance(state, str) for state in pair]):
@@ -133,7 +133,7 @@ def _different_places(
 
 
 def _following(open_iterator: Callable[[], Any], state: str) -> list[Any]:
-    """The elements after a state; the error as text if the state is refused."""
+    """Returns the elements after a state; the error as text if the state is refused."""
     it = None
     try:
         it = open_iterator()

@@ -81,7 +81,7 @@ class Condition(abc.ABC):
         """
 
     def open(self, subject: Subject) -> Callable[[], Any]:
-        """A factory of iterators that read the states of this condition."""
+        """Returns a factory of iterators that read the states of this condition."""
         return subject.open
 
 
@@ -341,7 +341,9 @@ class OwnWorkers(_ByWorkers):
     def _stream(self, subject: Subject) -> Any:
         stream = subject.with_own_workers(self.num_workers)
         if stream is None:
-            raise CannotRunError("it has none, or so many, or their number decides what it gives")
+            raise CannotRunError(
+                "it has no workers, or already this number, or their number decides what it gives"
+            )
         return stream
 
 

@@ -59,7 +59,7 @@ class Culprit(Value):
 
     Args:
         stage: the text of the stage.
-        reason: why, as far as that can be determined.
+        reason: why, if that can be determined.
     """
 
     stage: str
@@ -117,8 +117,8 @@ class Search:
             self._witness.include(*found)
 
     def _first_to_differ(self, address: Address) -> Address:
-        """The stage nearest the source that differs, of those that lead to ``address``, which
-        does.
+        """Returns the stage nearest the source that differs, of those that lead to ``address``,
+        which does.
         """
         chain = [address]
         while len(inputs := inputs_of(stage_at(self._pipeline, chain[-1]))) == 1:
@@ -173,7 +173,7 @@ class Search:
         return f"{_REASONS[kind]}{f': {texts[0]}' if texts else ''}"
 
     def _kinds(self, address: Address) -> Sequence[str]:
-        """The possible reasons, the likeliest first."""
+        """Returns the possible reasons, the likeliest first."""
         if self._condition.is_about == "threads":
             return _THREADS
         if self._condition.is_about == "processes" or self._starts_workers(address):
@@ -201,8 +201,8 @@ class Search:
         return all([first_difference(0, x, y) is None for x, y in zip(*runs, strict=False)])
 
     def _factor(self, address: Address) -> str | None:
-        """The property of the environment of a process that makes the difference, if a single one
-        does.
+        """Returns the property of the environment of a process that makes the difference, if a
+        single one does.
         """
         assert isinstance(self._condition, Fresh)
         part = self._part(address)

@@ -42,7 +42,7 @@ class Surroundings(Value):
     number: int = 0
 
     def environment(self) -> dict[str, str | None]:
-        """The environment variables that make it so."""
+        """Returns the environment variables that make it so."""
         variables: dict[str, str | None] = {
             "PYTHONHASHSEED": str(self.hash_seed),
             "GRISTMILL_VERIFY": str(self.number),
@@ -138,7 +138,9 @@ class _Runner:
 
 
 def _in_a_process_of_its_own(index: int, count: int) -> None:
-    """A worker with an initialization of its own is not shared with other pipelines."""
+    """Does nothing: a worker with an initialization of its own is not shared with other
+    pipelines.
+    """
 
 
 def list_backwards() -> None:

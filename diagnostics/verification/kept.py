@@ -30,8 +30,8 @@ _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.ran
 
 
 def kept_by(stage: Any) -> dict[str, tuple[str, bytes]]:
-    """The data that the functions of a stage can reach: for the words that name it, its kind and
-    its digest.
+    """Return the data that the functions of a stage can reach: for the words that name it, its kind
+    and its digest.
     """
     walk = _Walk()
     if not is_of_library(stage):
@@ -148,7 +148,7 @@ class _Walk:
                 self.visit(f"the global variable {name} of {owner}", value, depth + 1)
 
     def visit_object(self, text: str, value: Any, depth: int) -> None:
-        """Its attributes, which may be those of its class until they are set, and its methods."""
+        """Visits attributes, which may be those of the class until they are set, and methods."""
         defaults = {
             name: x
             for base in _bases_of_users(type(value))[::-1]
@@ -187,7 +187,9 @@ def _is_of_program(module: str) -> bool:
 
 
 def _inside(value: Any) -> Any:
-    """The position of a Python generator, which cannot be pickled; other values unchanged."""
+    """Return the position of a Python generator, which cannot be pickled; other values
+    unchanged.
+    """
     frame = getattr(value, "gi_frame", None)
     if isinstance(value, types.GeneratorType):
         return (

@@ -62,7 +62,7 @@ class Clock:
         return time.monotonic() >= self.end
 
     def part(self, share: float) -> Clock:
-        """One that stops after this share of what is left."""
+        """Returns one that stops after this share of what is left."""
         return Clock(self.left * share)
 
 
@@ -75,13 +75,15 @@ def end_outcome() -> StepOutcome:
 
 
 def error_outcome(error: BaseException) -> StepOutcome:
-    """That of an error: its type and its text, without what differs between processes."""
+    """Returns the outcome of an error: its type and text, without parts that differ between
+    processes.
+    """
     text = f"{type(error).__name__}: {one_line(without_addresses(str(error)), _MAX_TEXT)}"
     return StepOutcome((Leaf("", digest_of(text), f"raised {text}"),), True)
 
 
 def state_text(it: Any) -> str | bytes | None:
-    """The state of an iterator as text; ``None`` if it has none."""
+    """Returns the state of an iterator as text; ``None`` if it has none."""
     try:
         state = it.get_state()
     except NotImplementedError:
@@ -96,7 +98,7 @@ def state_text(it: Any) -> str | bytes | None:
 
 
 def outcomes_of(it: Any, with_states: bool = True) -> Iterator[StepOutcome]:
-    """The outcomes of an iterator, up to the end or the first error."""
+    """Yields the outcomes of an iterator, up to the end or the first error."""
     while True:
         try:
             element = next(it)
@@ -112,7 +114,7 @@ def outcomes_of(it: Any, with_states: bool = True) -> Iterator[StepOutcome]:
 def recorded(
     open_iterator: Callable[[], Any], num: int, clock: Clock, with_states: bool = True
 ) -> list[StepOutcome]:
-    """The first ``num`` outcomes, or those that there is time for, at least one."""
+    """Returns the first ``num`` outcomes, or those that there is time for, at least one."""
     found: list[StepOutcome] = []
     try:
         it = open_iterator()
@@ -135,7 +137,7 @@ def closed(it: Any) -> None:
 
 
 def first_difference(step: int, expected: StepOutcome, got: StepOutcome) -> Difference | None:
-    """The difference between two outcomes, ignoring states."""
+    """Returns the difference between two outcomes, ignoring states."""
     if expected.is_last != got.is_last:
         return Difference(step, "", (expected.leaves[0].shown, got.leaves[0].shown))
     found = difference(expected.leaves, got.leaves)

@@ -30,7 +30,7 @@ from gristmill.dataset.bases.node import DatasetNode, parents_of
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.slicing import PipelineEditor
-from gristmill.diagnostics.verification.calls import telling_call
+from gristmill.diagnostics.verification.calls import revealing_call
 from gristmill.diagnostics.verification.kept import changes, kept_by
 from gristmill.diagnostics.verification.outcomes import Clock, closed
 from gristmill.diagnostics.verification.subject import Subject, SubPipeline, addresses
@@ -85,7 +85,7 @@ class Witness:
         self.counts = {**counts, **self.counts}
 
     def begin_again(self) -> None:
-        """The same elements come once more."""
+        """Prepares for the same elements once more."""
         self._orders = {}
 
     @property
@@ -171,12 +171,14 @@ class Witness:
         self._random = now
 
     def on_call(self, frame: FrameType, event: str, argument: Any) -> None:
-        """A profile function: notes calls that give something else each time or in each process."""
+        """Returns a profile function: notes calls that give something else each time or in each
+        process.
+        """
         stack = self._stack
         if stack and event in ("c_call", "call"):
-            told = telling_call(frame, event, argument)
-            if told is not None:
-                self.add(stack[-1].address, *told)
+            found = revealing_call(frame, event, argument)
+            if found is not None:
+                self.add(stack[-1].address, *found)
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
@@ -200,7 +202,7 @@ class _Work:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of the global generators, by the names of their libraries."""
+    """Returns the states of the global generators, by the names of their libraries."""
     states: dict[str, Any] = {"random": random.getstate()}
     state: Any = np.random.get_state(legacy=False)
     keys = state["state"].get("key")  # of the generator that is there unless another one was set

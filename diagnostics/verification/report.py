@@ -60,7 +60,7 @@ class Report(Value):
         values: what the first run gave there, and what the other one did: numbers and texts as they
             are, others as text.
         stage: the text of the stage that it comes from.
-        reason: why, as far as that can be determined.
+        reason: why, if that can be determined.
         mixtures: the proportions of mixtures in batches, in lanes and on hosts.
     """
 
@@ -78,7 +78,7 @@ class Report(Value):
     mixtures: tuple[MixtureShares, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON-able data."""
+        """Returns all of it as JSON-able data."""
         values = (
             None
             if self.values is None

@@ -43,13 +43,13 @@ WHOLE = SubPipeline()
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """The datasets that one draws from."""
+    """Returns the datasets that one draws from."""
     found = parents_of(node) or stage_inputs(node)
     return [x for x in found if isinstance(x, DatasetNode)]
 
 
 def last_stage(pipeline: Any) -> Any:
-    """The dataset that gives the elements of a pipeline."""
+    """Returns the dataset that gives the elements of a pipeline."""
     return pipeline._dataset if isinstance(pipeline, DataLoader) else pipeline
 
 
@@ -61,7 +61,7 @@ def stage_at(pipeline: Any, address: Sequence[int]) -> Any:
 
 
 def addresses(pipeline: Any) -> dict[tuple[int, ...], Any]:
-    """All stages by where they are, each once, the last one first."""
+    """Returns all stages by where they are, each once, the last one first."""
     found: dict[tuple[int, ...], Any] = {}
     seen: set[int] = set()
     todo: list[tuple[tuple[int, ...], Any]] = [((), last_stage(pipeline))]
@@ -94,11 +94,11 @@ class Subject:
         self._is_loader = isinstance(pipeline, DataLoader) and part == WHOLE
 
     def open(self) -> DatasetIterator[Any]:
-        """A new iterator of the stream."""
+        """Returns a new iterator of the stream."""
         return iterate(self.stream)
 
     def open_as_given(self) -> Any:
-        """That which its user would have: of a ``DataLoader``, one with states of its own."""
+        """Returns the user's iterator: of a ``DataLoader``, one with states of its own."""
         return iter(self.pipeline) if self._is_loader else self.open()
 
     @property
@@ -119,7 +119,9 @@ class Subject:
         return numbers_of(self.stream) != Numbers(0, 1)
 
     def with_threads(self, num_threads: int) -> IterDataset[Any] | None:
-        """The same stream, read by ``num_threads`` threads; ``None`` if no threads read it."""
+        """Returns the same stream, read by ``num_threads`` threads; ``None`` if no threads read
+        it.
+        """
         options = ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
         varied = _Varied(lambda ds: computed_by(ds, threads=options))
         stream = varied.replaced(self.stream)
@@ -132,20 +134,20 @@ class Subject:
         )
 
     def with_own_workers(self, num_workers: int) -> IterDataset[Any] | None:
-        """The same stream, computed by ``num_workers`` of its worker processes; ``None`` if that
-        cannot be.
+        """Returns the same stream, computed by ``num_workers`` of its worker processes; ``None`` if
+        that cannot be.
         """
         varied = _Varied(lambda ds: computed_by(ds, num_workers=num_workers))
         stream: IterDataset[Any] = varied.replaced(self.stream)
         return stream if varied.has_changed else None
 
     def in_lanes(self, num_workers: int) -> IterDataset[Any]:
-        """Its elements in lanes, computed by ``num_workers`` processes."""
+        """Returns its elements in lanes, computed by ``num_workers`` processes."""
         options = MultiprocessingOptions(num_workers, num_lanes=NUM_WORKERS, executor="processes")
         return IterDataset.mp_prefetch(self.stream, options)
 
     def in_stream_order(self) -> IterDataset[Any]:
-        """The same stream, computed by processes."""
+        """Returns the same stream, computed by processes."""
         return IterDataset.mp_prefetch(
             self.stream, MultiprocessingOptions(NUM_WORKERS, executor="processes"), order="stream"
         )
@@ -169,7 +171,7 @@ class _Varied(PipelineEditor):
 
 
 def maps_read_by_streams(pipeline: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """The map datasets that are read by index, and where they are."""
+    """Yields the map datasets that are read by index, and where they are."""
     found = addresses(pipeline)
     for address, node in found.items():
         if isinstance(node, MapDataset) and (

@@ -2,7 +2,7 @@
 process too.
 
 Two values are the same if their structures are, and the types, dtypes, shapes and bits of their
-leaves; every NaN is the same. Arrays, of whatever library, are read in pieces, so that memory does
+leaves; every NaN is the same. Arrays of any library are read in pieces, so that memory does
 not grow with their size. Objects with an ``==`` of their own are compared by it, others by what
 they are made of.
 """
@@ -55,7 +55,7 @@ class Leaf:
 
 
 def leaves_of(value: Any) -> list[Leaf]:
-    """The containers and leaves of ``value``, in an order that follows from its content.
+    """Returns the containers and leaves of ``value``, in an order that follows from its content.
 
     Example:
         >>> [(leaf.path, leaf.shown) for leaf in leaves_of({"a": [1, 2.5]})]
@@ -65,13 +65,13 @@ def leaves_of(value: Any) -> list[Leaf]:
 
 
 def digest_of(value: Any) -> bytes:
-    """The digest of all that ``value`` is made of."""
+    """Returns the digest of all that ``value`` is made of."""
     return _together(_leaves(value, "", ()))
 
 
 def difference(expected: Sequence[Leaf], got: Sequence[Leaf]) -> tuple[str, Any, Any] | None:
-    """The path of the first leaf that differs, and both values if they are small; ``None`` if no
-    leaf differs.
+    """Returns the path of the first leaf that differs, and both values if they are small; ``None``
+    if no leaf differs.
     """
     for a, b in zip(expected, got, strict=False):
         if a.path != b.path:
@@ -231,7 +231,7 @@ def _of_parts(
     name: str = "",
     content: bytes = b"",
 ) -> Iterator[Leaf]:
-    """A container: a leaf for itself, and those of its parts; one for all of them together if there
+    """Yields a leaf for a container, and those of its parts; one for all of them together if there
     are many.
     """
     kind, here = name or _name(type(value)), (*above, id(value))
@@ -274,7 +274,7 @@ def _of_object(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
 
 
 def _reduced(value: Any) -> dict[str, Any] | None:
-    """The arguments from which an object is rebuilt; ``None`` if they are unknown."""
+    """Returns the arguments from which an object is rebuilt; ``None`` if they are unknown."""
     try:
         reduced = value.__reduce_ex__(4)
     except Exception:

@@ -26,7 +26,7 @@ from gristmill.diagnostics.viewer.sounds import MAX_SECONDS, outline
 _MAX_TEXT, _MAX_SHORT_TEXT, _MAX_LINE = 20_000, 1200, 90
 _MAX_SPEC = 120
 _MAX_BYTES = 512
-_MAX_SHORT = 8  # values of an array that stand on one line
+_MAX_SHORT = 8  # values of an array that are shown on one line
 _MAX_VALUES = 200  # of an array of many dimensions
 _TINY = 96  # pixels: a smaller picture is enlarged without being blurred
 _NUM_BINS = 300  # of the outline of a sound
@@ -77,7 +77,7 @@ class LeafCells:
         )
 
     def line(self, number: int) -> str:
-        """A leaf on one line."""
+        """Returns a leaf on one line."""
         return _or_error(lambda: self._line(number))
 
     def _line(self, number: int) -> str:
@@ -124,7 +124,7 @@ class LeafCells:
         return f'<div class="field">{title}<dd>{self.content(number, full)}</dd></div>'
 
     def content(self, number: int, full: bool) -> str:
-        """A leaf without its name."""
+        """Returns a leaf without its name."""
         return _or_error(lambda: self._content(number, full))
 
     def _content(self, number: int, full: bool) -> str:
@@ -155,7 +155,7 @@ class LeafCells:
         return _text(look.value, full) + _note(look.note)
 
     def pictures(self, number: int, full: bool) -> str:
-        """The frames of a picture."""
+        """Returns the frames of a picture."""
         picture: Picture = self.look(number).value
         height, width = picture.array.shape[1:3]
         size = LARGE if full else SMALL
@@ -213,7 +213,7 @@ class LeafCells:
 
 
 def _or_error(make: Callable[[], str]) -> str:
-    """The HTML of a value, or what an object of the user's raises when it is looked at."""
+    """Returns the HTML of a value, or what an object of the user's raises when it is looked at."""
     try:
         return make()
     except Exception as error:
@@ -239,7 +239,7 @@ def _array(look: Look, full: bool) -> str:
 
 
 def range_text(numbers: ValueStatistics) -> str:
-    """The range and the mean of an array, and what is wrong with its values."""
+    """Returns the range and the mean of an array, and what is wrong with its values."""
     flags = [
         f"{num:,} {what}"
         for num, what in ((numbers.num_nan, "NaN"), (numbers.num_infinite, "infinite"))
@@ -261,7 +261,7 @@ def range_text(numbers: ValueStatistics) -> str:
 
 
 def histogram(numbers: ValueStatistics) -> str:
-    """A histogram of values: bars that fill the width of the picture, the highest one its
+    """Returns a histogram of values: bars that fill the width of the picture, the highest one its
     height.
     """
     if len(numbers.counts) < 2 or numbers.low == numbers.high:
@@ -295,7 +295,7 @@ def number_text(value: float) -> str:
 
 
 def _values(array: Any, limit: int) -> str:
-    """The values of an array as text: the first and last ones of a large one."""
+    """Returns the values of an array as text: the first and last ones of a large one."""
     if array.ndim > 3:  # corners of many dimensions are many
         first = [str(x) for x in itertools.islice(array.flat, limit)]
         return " ".join(first) + (" …" if array.size > limit else "")
@@ -321,7 +321,7 @@ def _ids(array: Any) -> str:
 
 
 def _documents(look: Look, full: bool) -> str:
-    """The documents of a packed row, each on lines of its own."""
+    """Returns the documents of a packed row, each on lines of its own."""
     items = []
     for segment, text in look.documents:
         content = _text(text, full) if segment else f'<p class="text">{safe(text)}</p>'
@@ -341,7 +341,7 @@ def _text(text: str, full: bool) -> str:
 
 
 def _bytes(data: bytes, full: bool) -> str:
-    """Bytes as text, if they are that; else in hexadecimal digits."""
+    """Returns bytes as text, if they are that; else in hexadecimal digits."""
     if not data:
         return '<span class="key">empty</span>'
     head = data[: 4 * _MAX_TEXT]

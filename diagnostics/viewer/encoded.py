@@ -14,7 +14,8 @@ _JPEG = b"\xff\xd8\xff"
 
 
 def media_type_of(data: bytes) -> str | None:
-    """``image/…`` or ``audio/…`` of a file that is harmless to show; ``None`` of other bytes.
+    """Returns ``image/…`` or ``audio/…`` of a file that is harmless to show; ``None`` of other
+    bytes.
 
     PNG and JPEG of up to 64 million pixels, WAV, FLAC, Ogg and MP3, up to 32 MiB. Nothing that may
     hold a program, as SVG may.

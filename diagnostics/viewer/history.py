@@ -64,7 +64,7 @@ class StageResult:
 
 
 @dataclass(frozen=True)
-class Story:
+class RowHistory:
     """The stages that a row went through, the source first.
 
     Args:
@@ -76,14 +76,15 @@ class Story:
     reason: str = ""
 
 
-def story_of(
+def history_of(
     pipeline: Any,
     output: Output,
     row: int | None,
     num_rows: int | None,
     provenance: Provenance | str,
-) -> Story:
-    """The element of a row after every stage, computed again by random access where possible.
+) -> RowHistory:
+    """Returns the element of a row after every stage, computed again by random access where
+    possible.
 
     Args:
         pipeline: a dataset or a ``DataLoader``.
@@ -94,16 +95,16 @@ def story_of(
             story.
     """
     if isinstance(pipeline, MapDataset):
-        story = Story(
+        history = RowHistory(
             [*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES]
         )
     elif isinstance(provenance, str):
-        story = Story([])
+        history = RowHistory([])
     else:
-        story = _of_records(pipeline, provenance, row)
+        history = _of_records(pipeline, provenance, row)
     before: StageResult | None = None
     stages = []
-    for stage in story.stages:
+    for stage in history.stages:
         if (
             before is not None
             and before.branch == stage.branch
@@ -113,45 +114,47 @@ def story_of(
             stage = replace(stage, unchanged=_unchanged(before, stage))
         stages.append(stage)
         before = before if stage.is_same else stage
-    return Story(stages, story.reason)
+    return RowHistory(stages, history.reason)
 
 
-def _of_records(pipeline: Any, provenance: Provenance, row: int | None) -> Story:
-    """Of a row of a stream."""
+def _of_records(pipeline: Any, provenance: Provenance, row: int | None) -> RowHistory:
+    """Returns the history of a row of a stream."""
     if row is None and len(provenance.rows) > 1:
-        return Story([], "It is made of several rows: look at one of them.")
+        return RowHistory([], "It is made of several rows: look at one of them.")
     records = provenance.rows[row or 0].records if (row or 0) < len(provenance.rows) else []
     if not records:
-        return Story([], "It is made of no record.")
+        return RowHistory([], "It is made of no record.")
     stages, reason = [], ""
     for number, record in enumerate(records[:_MAX_BRANCHES], 1):
-        story = _of_record(pipeline, record, f"{number}" if len(records) > 1 else "")
-        stages += story.stages
-        reason = reason or story.reason
+        history = _of_record(pipeline, record, f"{number}" if len(records) > 1 else "")
+        stages += history.stages
+        reason = reason or history.reason
     if len(records) > _MAX_BRANCHES and not reason:
         reason = f"So much of the first {_MAX_BRANCHES} of its {len(records)} records."
-    return Story(stages[: _MAX_BRANCHES * _MAX_STAGES], reason)
+    return RowHistory(stages[: _MAX_BRANCHES * _MAX_STAGES], reason)
 
 
-def _of_record(pipeline: Any, record: Record, branch: str) -> Story:
+def _of_record(pipeline: Any, record: Record, branch: str) -> RowHistory:
     source, steps, has_batches = _way_of(pipeline, record)
     if source is None or record.index is None:
-        return Story([], "Elements that are not read by an index cannot be computed again alone.")
+        return RowHistory(
+            [], "Elements that are not read by an index cannot be computed again alone."
+        )
     stages = [*_upstream(source, record.index, None, None, branch)][::-1]
     if (record.source, record.record_key) not in [(stage.source, stage.key) for stage in stages]:
-        return Story(
+        return RowHistory(
             [], "Where its record was on the way does not follow from what is known of it."
         )
     return (
-        Story(stages[:_MAX_STAGES])
+        RowHistory(stages[:_MAX_STAGES])
         if has_batches
         else _downstream(steps, stages[:_MAX_STAGES], branch)
     )
 
 
 def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list[Any], bool]:
-    """The map dataset in which a record has its index, the steps from there to the output, and
-    whether batches lie between.
+    """Returns the map dataset in which a record has its index, the stages from there to the
+    output, and whether batches are between.
     """
     step, components = getattr(pipeline, "_dataset", pipeline), list(record.components)
     steps: list[Any] = []
@@ -189,7 +192,7 @@ def _is_of_batches(step: Any) -> bool:
 
 
 def makes_batches(step: Any) -> bool:
-    """True if a step says of itself that it makes batches."""
+    """True if a stage says that it makes batches."""
     return is_of_library(step) and hasattr(parameters_of(step), "batch_size")
 
 
@@ -224,7 +227,7 @@ def _is_same(a: Any, b: Any) -> bool:
 def _upstream(
     ds: Any, index: int, row: int | None, num_rows: int | None, branch: str
 ) -> Iterator[StageResult]:
-    """The element at an index of a map dataset and what it is made of, the output first."""
+    """Yields the element at an index of a map dataset and what it is made of, the output first."""
     is_cut = row is not None and is_of_library(ds) and ds._gm_makes_batches
     origins = _origins(ds, index, row if is_cut else None)
     parts = [one for one in origins if isinstance(one, UpstreamElement)]
@@ -242,7 +245,7 @@ def _upstream(
     else:
         keys = [one.key for one in origins if isinstance(one, RecordKey)]
         yield _stage(ds, index, parts, keys, branch)
-    for number, part in reversed([*enumerate(parts[:_MAX_BRANCHES])]):  # who calls turns it round
+    for number, part in reversed([*enumerate(parts[:_MAX_BRANCHES])]):  # the caller reverses it
         below = f"{branch}{number + 1}" if len(parts) > 1 else branch
         yield from _upstream(
             part.ds, part.index, row, num_rows, f"{below}." if len(parts) > 1 and below else below
@@ -254,7 +257,7 @@ def _upstream(
 
 
 def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
-    """The lineage of an element, or of a row of it; at most some hundreds of records."""
+    """Returns the lineage of an element, or of a row of it; at most some hundreds of records."""
     try:
         return list(
             itertools.islice(
@@ -283,27 +286,27 @@ def _stage(
     return StageResult(name, index, element, note=note, branch=branch, source=source, key=key)
 
 
-def _downstream(steps: list[Any], stages: list[StageResult], branch: str) -> Story:
+def _downstream(steps: list[Any], stages: list[StageResult], branch: str) -> RowHistory:
     """Adds the stages of the stream, up to where elements are put together."""
     element = next((stage.element for stage in reversed(stages) if not stage.is_same), None)
     for step in steps[1:]:  # the first one makes a stream of it
         name, works_on = stage_name(step), step._gm_works_on if is_of_library(step) else None
         if makes_batches(step) or len(stages) >= _MAX_STAGES:
-            return Story(stages)
+            return RowHistory(stages)
         if works_on == "elements":
             try:
                 element = iterate(step)._gm_engine.function(element)  # type: ignore[attr-defined]
             except Exception as error:
                 filter_traceback(error)
-                return Story([*stages, StageResult(name, error=error, branch=branch)])
+                return RowHistory([*stages, StageResult(name, error=error, branch=branch)])
             stages.append(StageResult(name, element=element, branch=branch))
         elif _passes_on(step):
             stages.append(StageResult(name, is_same=True, branch=branch))
         else:
-            return Story(
+            return RowHistory(
                 stages, f"What {name} makes of it cannot be computed for one element alone."
             )
-    return Story(stages)
+    return RowHistory(stages)
 
 
 def _passes_on(stage: Any) -> bool:

@@ -30,8 +30,8 @@ class Unreadable:
 
 
 def leaves_of(element: Any) -> list[ElementLeaf]:
-    """The leaves of ``element``, in order: what is in mappings, lists, tuples and dataclasses. Of
-    no more than 20 000.
+    """Returns the leaves of ``element``, in order: what is in mappings, lists, tuples and
+    dataclasses. Of no more than 20 000.
 
     A list of nothing but numbers, or of nothing but texts, is a leaf, and so is a container that is
     empty or nested too deeply.
@@ -57,7 +57,7 @@ def _leaves(element: Any, path: tuple[str, ...]) -> Iterator[ElementLeaf]:
 
 
 def _parts(element: Any) -> Iterator[tuple[str, Any]] | None:
-    """The parts of a container by name; ``None`` of a leaf."""
+    """Returns the parts of a container by name; ``None`` of a leaf."""
     if isinstance(element, Mapping):
         return (
             (one_line(key if isinstance(key, str) else repr(key), _MAX_NAME), element[key])
@@ -83,8 +83,8 @@ def is_plain_list(value: Any) -> bool:
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array of any library, or of a list of plain values; ``None`` of anything
-    else.
+    """Returns the shape of an array of any library, or of a list of plain values; ``None`` of
+    anything else.
     """
     if isinstance(value, Unreadable | type):
         return None
@@ -97,15 +97,17 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 
 def num_rows(leaves: list[ElementLeaf]) -> int | None:
-    """The number of rows of an element that is a batch, on which all arrays and lists agree; else
-    ``None``.
+    """Returns the number of rows of an element that is a batch, on which all arrays and lists
+    agree; else ``None``.
     """
     sizes = {shape[0] for leaf in leaves if (shape := shape_of(leaf.value))}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def row_of(leaves: list[ElementLeaf], row: int) -> list[ElementLeaf]:
-    """The leaves of one row of a batch; what belongs to the whole batch is ``None`` in it."""
+    """Returns the leaves of one row of a batch; what belongs to the whole batch is ``None`` in
+    it.
+    """
     found = []
     for leaf in leaves:
         try:

@@ -87,7 +87,9 @@ class Looks:
         self._lock = Lock()  # decoders may be made for one thread
 
     def of(self, leaf: ElementLeaf, others: Sequence[ElementLeaf] = ()) -> Look:
-        """The way to display a leaf, given the other leaves of its element. Never raises."""
+        """Returns the way to display a leaf, given the other leaves of its element. Never
+        raises.
+        """
         try:
             return self._look(leaf, others)
         except Exception as error:  # of an object of the user's
@@ -149,8 +151,8 @@ class Looks:
         )
 
     def _decoded(self, ids: Any, documents: list[tuple[int, int, int]]) -> Look:
-        """The ids and, as the note, their text. A long run of one id at the end is padding, as is
-        segment 0 of a packed row.
+        """Returns the ids and, as the note, their text. A long run of one id at the end is padding,
+        as is segment 0 of a packed row.
         """
         if self._decoder is None:
             return Look(
@@ -235,7 +237,7 @@ def _picture(picture: Picture, array: Any) -> Look:
 
 
 def _sound(channels: Any, rate: int, leaf: ElementLeaf, others: Sequence[ElementLeaf]) -> Look:
-    """A sound with its rate: the one given, one beside it, or one that is common."""
+    """Returns a sound with its rate: the one given, one beside it, or one that is common."""
     if rate:
         return Look("audio", channels, rate=rate)
     for other in others:

@@ -22,9 +22,9 @@ class ValueStatistics:
     Args:
         num: how many there are.
         num_seen: how many were looked at.
-        low, high, mean: of those that are finite; ``nan`` if there are none.
+        low, high, mean: of the finite ones; ``nan`` without any.
         num_nan, num_infinite: how many of those that were seen are so.
-        counts: how many of the finite ones lie in each of equal parts of the range.
+        counts: how many of the finite ones are in each of equal parts of the range.
         is_of_truth: they are truth values, ``mean`` is the share of those that are true.
     """
 
@@ -44,8 +44,8 @@ class ValueStatistics:
 
 
 def as_array(value: Any) -> npt.NDArray[Any] | None:
-    """An array of any library, or a list of numbers, as one of NumPy; ``None`` of anything else. It
-    never raises.
+    """Returns an array of any library, or a list of numbers, as one of NumPy; ``None`` of anything
+    else. It never raises.
     """
     try:
         if isinstance(value, np.ndarray | list | tuple):
@@ -68,8 +68,8 @@ def is_numeric(array: npt.NDArray[Any]) -> bool:
 
 
 def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """All values of an array, or a sample of a large one at random places, the same ones every
-    time.
+    """Returns all values of an array, or a sample of a large one at random places, the same ones
+    every time.
 
     Returns:
         shape [values].
@@ -92,7 +92,9 @@ def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def numbers_of(array: npt.NDArray[Any]) -> ValueStatistics | None:
-    """Statistics of the values of an array; ``None`` if they are not numbers, or there are none."""
+    """Returns statistics of the values of an array; ``None`` if they are not numbers, or the array
+    is empty.
+    """
     if not array.size or not is_numeric(array):
         return None
     with np.errstate(all="ignore"):
@@ -130,7 +132,7 @@ def _numbers(num: int, seen: npt.NDArray[Any]) -> ValueStatistics:
 
 
 def _counts(values: npt.NDArray[Any], low: float, high: float) -> list[int]:
-    """A histogram; of integers, each part has as many of them."""
+    """Returns a histogram; of integers, each part has as many of them."""
     if isinstance(low, int) and isinstance(high, int):
         width = -(-(high - low + 1) // _NUM_BINS)
         num = -(-(high - low + 1) // width)

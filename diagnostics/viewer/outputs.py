@@ -3,7 +3,7 @@
 Guarantees:
 
 1. The pipeline is used by one thread only. A request waits some seconds at most, and then gets the
-   progress; what is computed continues meanwhile, and is there when it is asked for again.
+   progress; what is computed continues meanwhile, and is there at the next request.
 2. The latest outputs are kept, as long as they are small; the very latest always.
 """
 
@@ -23,7 +23,7 @@ from gristmill.diagnostics.attended import Attended, PipelineStalledError
 from gristmill.diagnostics.provenance import Provenance, explain
 from gristmill.diagnostics.spec_text import element_nbytes
 from gristmill.diagnostics.view import dataset_iterator
-from gristmill.diagnostics.viewer.history import StageResult, Story, story_of
+from gristmill.diagnostics.viewer.history import RowHistory, StageResult, history_of
 from gristmill.diagnostics.viewer.leaves import ElementLeaf, leaves_of, num_rows, row_of
 from gristmill.diagnostics.viewer.steps import Output, Step, steps_of
 
@@ -56,7 +56,7 @@ class Seen:
     num_rows: int | None
     nbytes: int
     provenance: Provenance | str | None = None
-    stories: dict[int | None, Story] = field(default_factory=dict)  # of its rows
+    histories: dict[int | None, RowHistory] = field(default_factory=dict)  # of its rows
 
     def row(self, row: int | None) -> list[ElementLeaf]:
         return self.leaves if row is None else row_of(self.leaves, row)
@@ -83,28 +83,30 @@ class Outputs:
         return self._steps.length
 
     def at(self, step: Step) -> Seen | Waiting:
-        """The output at a step."""
+        """Returns the output at a step."""
         seen = self._found(step)
         if seen is not None:
             return seen
         return self._waited_for(lambda: self._read(step), lambda: self._found(step))
 
-    def story(self, seen: Seen, row: int | None) -> Story | Waiting:
-        """The history of one of the rows of an output, or of all of it."""
+    def history(self, seen: Seen, row: int | None) -> RowHistory | Waiting:
+        """Returns the history of one of the rows of an output, or of all of it."""
 
-        def tell() -> Story:
+        def compute() -> RowHistory:
             provenance = self._provenance(seen)
-            seen.stories[row] = story_of(self.pipeline, seen.output, row, seen.num_rows, provenance)
-            return seen.stories[row]
+            seen.histories[row] = history_of(
+                self.pipeline, seen.output, row, seen.num_rows, provenance
+            )
+            return seen.histories[row]
 
-        return self._waited_for(tell, lambda: seen.stories.get(row))
+        return self._waited_for(compute, lambda: seen.histories.get(row))
 
     def provenance(self, seen: Seen) -> Provenance | str | Waiting:
-        """The lineage of an output, or the reason why it is not known."""
+        """Returns the lineage of an output, or the reason why it is not known."""
         return self._waited_for(lambda: self._provenance(seen), lambda: seen.provenance)
 
     def _provenance(self, seen: Seen) -> Provenance | str:
-        """In the thread of the pipeline."""
+        """Returns the lineage, in the thread of the pipeline."""
         if seen.provenance is None:
             output, is_indexed = seen.output, isinstance(self.pipeline, MapDataset)
             try:
@@ -119,13 +121,15 @@ class Outputs:
         return seen.provenance
 
     def stage(self, seen: Seen, row: int | None, number: int) -> StageResult | None:
-        """One of the stages of a story, if it is in the history."""
-        story = seen.stories.get(row)
-        return story.stages[number] if story is not None and number < len(story.stages) else None
+        """Returns a stage of the history of a row, if it has been computed."""
+        history = seen.histories.get(row)
+        return (
+            history.stages[number] if history is not None and number < len(history.stages) else None
+        )
 
     def restore(self, put: Callable[[Any], None]) -> Step | Waiting:
-        """The step that follows a state, which ``put`` sets an iterator to; its errors come as they
-        are.
+        """Returns the step that follows a state, which ``put`` sets an iterator to; its errors come
+        as they are.
         """
         return self._waited_for(lambda: self._steps.restore(put), lambda: None)
 
@@ -136,7 +140,7 @@ class Outputs:
     def _waited_for(
         self, work: Callable[[], T | None], found: Callable[[], T | None]
     ) -> T | Waiting:
-        """``found()``, after ``work`` if it is nothing yet. One after the other."""
+        """Returns ``found()``, after ``work`` if it is nothing yet. One after the other."""
         with self._lock:
             result = found()
             if result is not None:
@@ -145,14 +149,14 @@ class Outputs:
                 if not self._attended.is_stuck:
                     result = self._attended.call(work, progress=lambda: self._steps.reached)
                 else:
-                    self._attended.call(lambda: None)  # comes after what was asked for before
+                    self._attended.call(lambda: None)  # runs after earlier requests
                     result = found()
             except PipelineStalledError as error:
                 return Waiting(self._steps.reached, str(error).strip())
             return Waiting(self._steps.reached) if result is None else result
 
     def _read(self, step: Step) -> Seen | None:
-        """In the thread of the pipeline."""
+        """Reads a step, in the thread of the pipeline."""
         output = self._steps.output(step, time.monotonic() + _READ_SECONDS)
         if output is None:
             return None

@@ -14,7 +14,7 @@ from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.provenance import Provenance
 from gristmill.diagnostics.units import size_text
 from gristmill.diagnostics.viewer.cells import LeafCells, histogram, range_text
-from gristmill.diagnostics.viewer.history import StageResult, Story
+from gristmill.diagnostics.viewer.history import RowHistory, StageResult
 from gristmill.diagnostics.viewer.leaves import MAX_LEAVES, shape_of
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.numbers import numbers_of
@@ -77,11 +77,11 @@ class PageFrame:
 
     Args:
         root: the address that all others begin with.
-        name: of the pipeline, as it was asked for.
+        name: of the pipeline, as requested.
         about: what kind of pipeline it is, in some words.
         looks: the way to show leaves.
         is_batched: whether outputs are batches according to the pipeline.
-        is_indexed: whether steps are indices, of which there are some without end.
+        is_indexed: whether steps are indices, which do not end.
         length: number of outputs from the beginning on, if that is known.
         since: the names of the states that steps may be counted from, the first one that of the
             beginning.
@@ -146,7 +146,7 @@ class PageFrame:
 
 
 def step_page(view: PageFrame, seen: Seen, first: int, is_whole: bool, source: str) -> str:
-    """An output: a batch as its rows, anything else in full.
+    """Returns an output: a batch as its rows, anything else in full.
 
     Args:
         view: what is the same on all pages.
@@ -197,7 +197,7 @@ def step_page(view: PageFrame, seen: Seen, first: int, is_whole: bool, source: s
 
 
 def row_page(view: PageFrame, seen: Seen, row: int, first: int, source: str) -> str:
-    """A row of a batch, where it comes from, and how it came about."""
+    """Returns a row of a batch, where it comes from, and how it came about."""
     step = seen.output.step
     address = view.address(step, row)
     cells = LeafCells(seen.row(row), address, view.looks)
@@ -221,7 +221,7 @@ def row_page(view: PageFrame, seen: Seen, row: int, first: int, source: str) -> 
 
 
 def waiting_page(view: PageFrame, step: Step, waiting: Waiting) -> str:
-    """The page for an output that does not exist yet; it reloads by itself."""
+    """Returns the page for an output that does not exist yet; it reloads by itself."""
     if waiting.text:
         text = f"<pre class=wrap>{safe(shortened(waiting.text, _MAX_TRACEBACK))}</pre>"
         return view.page(
@@ -302,7 +302,7 @@ def shown_text(text: str) -> str:
 
 
 def _overview(cells: LeafCells, address: str) -> str:
-    """A table of the contents of a batch: types, ranges and distributions of values."""
+    """Returns a table of the contents of a batch: types, ranges and distributions of values."""
     rows = []
     for number in range(min(len(cells), _OVERVIEW)):
         look = cells.look(number)
@@ -431,7 +431,7 @@ def _paging(address: str, first: int, size: int, num: int, what: str, is_whole: 
 
 
 def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str:
-    """The records of a row as a table, or of all rows."""
+    """Returns the records of a row as a table, or of all rows."""
     if isinstance(provenance, Waiting):
         return _LATER
     if isinstance(provenance, str):
@@ -460,7 +460,7 @@ def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str
     ]
     faults = len(provenance.faults)
     passed = (
-        f'<p class="soft">{faults:,} record{"s were" if faults > 1 else " was"} passed over on the'
+        f'<p class="soft">{faults:,} record{"s were" if faults > 1 else " was"} skipped on the'
         " way.</p>"
         if faults
         else ""
@@ -475,15 +475,15 @@ def _record_cell(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else shown(value, 120)
 
 
-def story_html(view: PageFrame, address: str, story: Story | Waiting) -> str:
-    """The history of a row: the record, and the result of every stage."""
-    if isinstance(story, Waiting):
+def history_html(view: PageFrame, address: str, history: RowHistory | Waiting) -> str:
+    """Returns the history of a row: the record, and the result of every stage."""
+    if isinstance(history, Waiting):
         return _LATER
-    if not story.stages and not story.reason:
+    if not history.stages and not history.reason:
         return ""
-    reason = f'<p class="reason">{safe(story.reason)}</p>' if story.reason else ""
+    reason = f'<p class="reason">{safe(history.reason)}</p>' if history.reason else ""
     stages = "".join(
-        [_stage_html(view, f"{address}/stage/{i}", stage) for i, stage in enumerate(story.stages)]
+        [_stage_html(view, f"{address}/stage/{i}", stage) for i, stage in enumerate(history.stages)]
     )
     return (
         '<section class="story"><div class="head"><h2>Before and after every'

@@ -1,5 +1,5 @@
-"""Arrays as pictures: which way they lie, how their values become brightness, and PNG. Large ones
-are made small first.
+"""Arrays as pictures: the order of their axes, how their values become brightness, and PNG. Large
+ones are made small first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Picture:
         return min(MAX_FRAMES, self.array.shape[0])
 
     def png(self, frame: int, size: int) -> bytes:
-        """One of ``num_frames`` frames as PNG, its longer side no more than ``size`` pixels."""
+        """Returns one of ``num_frames`` frames as PNG, its longer side no more than ``size``
+        pixels.
+        """
         index = frame * (self.array.shape[0] - 1) // max(1, self.num_frames - 1)
         pixels = reduced(self.array[index], size).astype(np.float32)  # [height, width, channels]
         span = self.high - self.low or 1.0
@@ -54,7 +56,8 @@ class Picture:
 
 
 def picture_of(array: npt.NDArray[Any], is_named: bool) -> Picture | None:
-    """The picture that an array holds, according to its shape and type; ``None`` if it holds none.
+    """Returns the picture that an array holds, according to its shape and type; ``None`` if it
+    holds none.
 
     Args:
         array: [height, width], with 1, 3 or 4 channels before or after them, and perhaps frames
@@ -71,7 +74,7 @@ def picture_of(array: npt.NDArray[Any], is_named: bool) -> Picture | None:
 
 
 def _frames(array: npt.NDArray[Any], is_named: bool) -> npt.NDArray[Any] | None:
-    """The array as [frames, height, width, channels]."""
+    """Returns the array as [frames, height, width, channels]."""
     is_bytes = array.dtype == np.uint8
     least = 4 if is_named else 8 if is_bytes else 16
     shape = array.shape
@@ -108,8 +111,8 @@ def _black_and_white(frames: npt.NDArray[Any]) -> tuple[float, float]:
 
 
 def reduced(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """The pixels [height, width, channels] of a picture whose longer side is ``size`` or less:
-    means of squares of them.
+    """Returns the pixels [height, width, channels] of a picture whose longer side is ``size`` or
+    less: means of squares of them.
 
     Of very large pictures not all pixels are looked at.
     """
@@ -127,7 +130,7 @@ def reduced(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 
 
 def png_of(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG file of pixels [height, width, channels].
+    """Returns a PNG file of pixels [height, width, channels].
 
     Example:
         >>> png_of(np.zeros((2, 3, 1), np.uint8))[:8]

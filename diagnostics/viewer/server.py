@@ -1,4 +1,4 @@
-"""The server of the pages: on the loopback address, for all who know the address that it prints.
+"""The server of the pages: on the loopback address, for all that know the address that it prints.
 
 Guarantees:
 
@@ -8,7 +8,7 @@ Guarantees:
 2. Nothing that an element contains is run: it is text in pages, or a picture or a sound that was
    made here; scripts and styles come from this package alone, and a header restricts browsers to
    it.
-3. Whatever fails is said in a page. The server continues.
+3. Errors are shown in a page. The server continues.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = HOST, self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone away is no reason to print anything."""
+        """Prints nothing if a browser has closed the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):

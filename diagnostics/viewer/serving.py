@@ -33,9 +33,9 @@ def view(
     """Returns a server of pages that show what a pipeline gives: pictures, sounds, texts, tokens,
     tables, trees of arrays.
 
-    The address is ``url``. It answers this machine alone, and only who knows the address. It reads
-    an iterator of its own, as far as pages are looked at; elements are computed in this process.
-    Nothing that they contain is run. It serves until it is closed.
+    The address is ``url``. It answers this machine alone, and only requests with the secret in the
+    address. It reads an iterator of its own, up to the pages that are viewed; elements are computed
+    in this process. Nothing that they contain is run. It serves until it is closed.
 
     Args:
         pipeline: a dataset or a ``DataLoader``.

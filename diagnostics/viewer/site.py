@@ -24,11 +24,11 @@ from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.outputs import Outputs, Seen, Waiting
 from gristmill.diagnostics.viewer.pages import (
     PageFrame,
+    history_html,
     problem_page,
     records_html,
     row_page,
     step_page,
-    story_html,
     waiting_page,
 )
 from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, png_of
@@ -95,7 +95,7 @@ class Site:
         self._is_batched = _is_batched(pipeline)
 
     def answer(self, path: str, query: Mapping[str, str]) -> Answer:
-        """The answer for an address below the token; errors become pages, too."""
+        """Returns the answer for an address below the token; errors become pages, too."""
         try:
             return self._answer(path, query)
         except BaseException as error:  # of a user's object, which may raise anything
@@ -164,17 +164,19 @@ class Site:
     def _page_of(self, seen: Seen, row: int | None, query: Mapping[str, str]) -> Answer:
         view, first = self._view(), step_number(query.get("first", "")) or 0
         is_whole = query.get("whole") == "1"
-        source, is_whole_story = "", True
+        source, is_whole_history = "", True
         is_row = row is not None or not (seen.num_rows and view.is_batched)
         if is_row and seen.output.error is None and not seen.output.is_end:
-            provenance, story = self.outputs.provenance(seen), self.outputs.story(seen, row)
-            source = records_html(provenance, row) + story_html(
-                view, view.address(seen.output.step, row), story
+            provenance, history = self.outputs.provenance(seen), self.outputs.history(seen, row)
+            source = records_html(provenance, row) + history_html(
+                view, view.address(seen.output.step, row), history
             )
-            is_whole_story = not isinstance(provenance, Waiting) and not isinstance(story, Waiting)
+            is_whole_history = not isinstance(provenance, Waiting) and not isinstance(
+                history, Waiting
+            )
         elif query.get("records") == "1":
             provenance = self.outputs.provenance(seen)
-            source, is_whole_story = (
+            source, is_whole_history = (
                 records_html(provenance, None),
                 not isinstance(provenance, Waiting),
             )
@@ -183,12 +185,12 @@ class Site:
             if row is None
             else row_page(view, seen, row, first, source)
         )
-        return _page(page) if is_whole_story else _page(page, HTTPStatus.ACCEPTED, _AGAIN)
+        return _page(page) if is_whole_history else _page(page, HTTPStatus.ACCEPTED, _AGAIN)
 
     def _media(
         self, leaves: Sequence[ElementLeaf], number: int, form: str, query: Mapping[str, str]
     ) -> Answer:
-        """A picture or a sound of a leaf, if it is one."""
+        """Returns a picture or a sound of a leaf, if it is one."""
         look = self._looks.of(leaves[number], leaves) if number < len(leaves) else None
         if look is not None and look.kind == "image" and form == "png":
             size = SMALL if query.get("size") == str(SMALL) else LARGE
@@ -219,10 +221,10 @@ class Site:
         return _moved(self._view().address(step))
 
     def go_to_checkpoint(self, path: str) -> Step | Waiting:
-        """The step that follows a checkpoint.
+        """Returns the step that follows a checkpoint.
 
         Raises:
-            Exception: there is none at that path, or it does not fit the pipeline.
+            Exception: there is no leaf at that path, or it does not fit the pipeline.
         """
         step = self.outputs.restore(lambda it: self._restore(path, it))
         if isinstance(step, Step) and step.since >= len(self._since):
@@ -259,7 +261,7 @@ class Site:
 
 
 def _is_batched(pipeline: Any) -> bool:
-    """True if outputs are batches, as far as known from the stages in a row."""
+    """True if outputs are batches, according to the stages in a row."""
     step = getattr(pipeline, "_dataset", pipeline)
     while not makes_batches(step):
         if len(parents_of(step)) != 1:

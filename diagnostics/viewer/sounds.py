@@ -26,7 +26,8 @@ def channels_of(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
 
 
 def outline(channels: npt.NDArray[Any], num_bins: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The least and the greatest value of each part of a sound, between -1 and 1, [parts] each.
+    """Returns the least and the greatest value of each part of a sound, between -1 and 1, [parts]
+    each.
 
     Args:
         channels: [samples, channels].
@@ -43,8 +44,8 @@ def outline(channels: npt.NDArray[Any], num_bins: int) -> tuple[npt.NDArray[Any]
 
 
 def wav_of(channels: npt.NDArray[Any], rate: int) -> bytes:
-    """The first two minutes of a sound as a WAV file of 16 bits, one or two channels; too loud a
-    sound is made softer.
+    """Returns the first two minutes of a sound as a WAV file of 16 bits, one or two channels; too
+    loud a sound is made softer.
 
     Args:
         channels: [samples, channels].

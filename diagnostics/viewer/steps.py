@@ -47,7 +47,7 @@ class Output:
         step: which one; the end comes earlier than asked for if there are fewer.
         element: what the pipeline gave.
         error: what it raised in place of an element.
-        is_end: there is none; the stream has ended.
+        is_end: there is no element; the stream has ended.
         state: before it, where there are states.
     """
 
@@ -61,7 +61,7 @@ class Output:
 class Steps(Protocol):
     """All outputs of a pipeline."""
 
-    it: Any  # an iterator of it, for those who want to know what a thread waits for
+    it: Any  # an iterator of it, to find what a thread waits for
 
     @property
     def length(self) -> int | None:
@@ -72,12 +72,12 @@ class Steps(Protocol):
         """The number of the step that is worked at."""
 
     def output(self, step: Step, deadline: float) -> Output | None:
-        """The output at a step; ``None`` if it was not reached by the deadline: ``reached`` is the
-        last step then.
+        """Returns the output at a step; ``None`` if it was not reached by the deadline: ``reached``
+        is the last step then.
         """
 
     def restore(self, put: Callable[[Any], None]) -> Step:
-        """The step that follows a state, which ``put`` sets an iterator to."""
+        """Returns the step that follows a state, which ``put`` sets an iterator to."""
 
     def close(self) -> None: ...
 
@@ -156,7 +156,7 @@ class StreamSteps:
             return Output(self._at, error=error, state=snapshot(self.it))
 
     def _go_back(self, step: Step) -> None:
-        """Is at ``step``, or before it as near as possible without computing what lies between."""
+        """Moves to ``step``, or as near before it as possible without computing elements."""
         marks = self._marks[step.since]
         start, state = marks.before(step.number)
         is_before = self._at.since == step.since and start <= self._at.number <= step.number
@@ -172,7 +172,7 @@ class StreamSteps:
             self._at = step
 
     def _take(self, passes: bool = False) -> Any:
-        """The next output. One that fails stays where it is, unless it is skipped."""
+        """Returns the next output. One that fails stays where it is, unless it is skipped."""
         self._marks[self._at.since].add(self._at.number, self.it)
         try:
             element = next(self.it)
@@ -238,14 +238,14 @@ class _Marks:
             }
 
     def before(self, number: int) -> tuple[int, Any]:
-        """The nearest step not after ``number`` whose state is known, and that state."""
+        """Returns the nearest step not after ``number`` whose state is known, and that state."""
         found = [n for marks in (self._spread, self._latest) for n in marks if n <= number]
         nearest = max(found, default=0)
         return nearest, self._latest.get(nearest, self._spread.get(nearest, self.first))
 
 
 def step_number(text: str) -> int | None:
-    """The number of a step as one types it; ``None`` of other texts."""
+    """Returns the number of a step as one types it; ``None`` of other texts."""
     digits = text.replace(",", "").replace(" ", "").replace("_", "")
     return (
         plain_int(int(digits))

@@ -9,8 +9,8 @@ What holds when several threads and processes read through a cache (see also ``p
 1. What is read is the same as without the cache, and of one version. A file in another version, or
    of another size, is another file. One whose store reports no versions is downloaded as a whole,
    from one answer, before any of it is read.
-2. A block is fetched by one thread at a time, in all processes. Nobody waits for it for longer than
-   ``_WAIT_SECONDS``, and nobody waits who fetches something himself: after that he fetches it, too.
+2. A block is fetched by one thread at a time, in all processes. No thread waits for it for longer
+   than ``_WAIT_SECONDS``, or while it fetches a block itself: after that it fetches the block, too.
 3. Where nothing can be kept, what is read comes from the store, and one warning says so.
 """
 
@@ -58,8 +58,8 @@ def cached(
     *,
     filesystem: Any = None,
 ) -> Any:
-    """A source that keeps what it reads from afar in ``folder``; or, for URLs, the local paths of
-    these files, downloaded.
+    """Returns a source that keeps what it reads from afar in ``folder``; or, for URLs, the local
+    paths of these files, downloaded.
 
     The source has the same elements and the same ``repr`` as ``source_or_urls``, and reads blocks
     of 1 MB. What was read once, by whichever process of this machine, is read from the disk from
@@ -168,8 +168,8 @@ def _through_a_cache(source: Any, folder: str, max_bytes: int | None) -> Any:
 
 
 def identity_of(files: Files, number: int, otherwise: str) -> str:
-    """The text that identifies a remote file, with ``otherwise`` in place of a version if its store
-    has none.
+    """Returns the text that identifies a remote file, with ``otherwise`` in place of a version if
+    its store has none.
 
     Of a signed address, what is signed is part of it.
     """
@@ -199,7 +199,7 @@ def _has_version(found: Found | None) -> bool:
 
 
 def _text_of(filesystem: Any) -> str:
-    """The text that identifies a file system of fsspec."""
+    """Returns the text that identifies a file system of fsspec."""
     if filesystem is None:
         return ""
     try:
@@ -315,7 +315,7 @@ class CachedFiles(Files):
         missing = [place for place, piece in enumerate(pieces) if piece is None]
         groups, read = _few_blocks_at_a_time(missing, ranges, self._layout.block_bytes), self._fetch
         if missing and time.monotonic() < self._keep_again_at:
-            # Whole blocks would be fetched in vain.
+            # Whole blocks would be fetched without need.
             groups, read = iter([missing]), super()._read_remote
         for places in groups:
             found = read([ranges[place] for place in places])
@@ -324,8 +324,8 @@ class CachedFiles(Files):
         return pieces
 
     def _kept_in_open_parts(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        """The blocks that are available at once. Written for speed: this is all that happens in a
-        second epoch.
+        """Returns the blocks that are available at once. Written for speed: this is all that
+        happens in a second epoch.
         """
         parts, part_bytes = self._parts, self._layout.part_bytes
         pieces: list[bytes | None] = []
@@ -350,7 +350,7 @@ class CachedFiles(Files):
         return [None] * len(ranges)
 
     def _kept(self, number: int, start: int, stop: int) -> bytes | None:
-        """The bytes from the disk, ``None`` if some of them are not there."""
+        """Returns the bytes from the disk, ``None`` if some of them are not there."""
         if start >= stop:
             return b""
         part_bytes = self._layout.part_bytes
@@ -413,7 +413,7 @@ class CachedFiles(Files):
         self._keep_again_at = time.monotonic() + _RETRY_SECONDS
 
     def _fetch(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """The bytes of ranges that lie in few blocks, of which some are not there."""
+        """Returns the bytes of ranges that are in few blocks, some of which are not there."""
         size = self._layout.block_bytes
         blocks = sorted({block for one in ranges for block in _blocks_of(*one, size)})
         fetched, others = self._fetch_blocks(blocks)
@@ -449,8 +449,8 @@ class CachedFiles(Files):
     def _fetch_blocks(
         self, blocks: Sequence[Block], alone: bool = True
     ) -> tuple[dict[Block, bytes], dict[Block, Any]]:
-        """Fetches and keeps blocks, with ``alone`` those that nobody else fetches. What was
-        fetched, and what others do.
+        """Fetches and keeps blocks, with ``alone`` those that no other thread fetches. Returns what
+        was fetched, and what others fetch.
         """
         lock = Lock()
         with lock:

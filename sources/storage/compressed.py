@@ -72,7 +72,8 @@ class Frame(NamedTuple):
 
 
 def compression_of(files: Files, number: int) -> str | None:
-    """``"gzip"``, ``"zstd"``, or ``None`` for a file that is not compressed, by its first bytes.
+    """Return ``"gzip"``, ``"zstd"``, or ``None`` for a file that is not compressed, by its first
+    bytes.
 
     Raises:
         ValueError: it is compressed in another way.
@@ -92,7 +93,7 @@ def compression_of(files: Files, number: int) -> str | None:
 
 
 def frames_of(files: Files, number: int) -> Iterator[Frame]:
-    """The frames of a compressed file that hold something, from front to back.
+    """Yield the frames of a compressed file that hold something, from front to back.
 
     Raises:
         DamagedFileError: a frame is cut off or cannot be decoded, or between frames is something
@@ -238,7 +239,7 @@ def _frames_from_points(
         if len(text) != size:
             raise _undecodable(path, point.start, "part of a gzip member", "it has another length")
         yield Frame(point.start, stop, text, point.bit, point.window)
-    if any(texts):  # which also reads the checksum behind the text
+    if any(texts):  # which also reads the checksum after the text
         raise _undecodable(path, points[-1].start, "end of a gzip member", "it has another length")
 
 
@@ -266,7 +267,7 @@ class _FileReader:
         self._buffer, self._buffer_start = b"", 0
 
     def peek(self, num_bytes: int) -> bytes:
-        """The next bytes, at most ``_READ_BYTES``; fewer only at the end."""
+        """Return the next bytes, at most ``_READ_BYTES``; fewer only at the end."""
         here = self.position - self._buffer_start
         if len(self._buffer) - here < num_bytes:
             stop = min(self.size, self.position + _READ_BYTES)
@@ -275,7 +276,7 @@ class _FileReader:
         return self._buffer[here : here + num_bytes]
 
     def take(self, num_bytes: int) -> bytes:
-        """Return the next bytes, fewer only at the end, and move behind them."""
+        """Return the next bytes, fewer only at the end, and move past them."""
         pieces = []
         while num_bytes and (piece := self.peek(min(num_bytes, _READ_BYTES))):
             self.position += len(piece)
@@ -285,7 +286,7 @@ class _FileReader:
 
 
 def _texts(reader: _FileReader) -> Iterator[bytes]:
-    """Yield the text of the frame that begins here in pieces, and move the reader behind it."""
+    """Yield the text of the frame that begins here in pieces, and move the reader past it."""
     return _texts_of_member(reader) if reader.is_gzip else _texts_of_frame(reader)
 
 

@@ -22,12 +22,12 @@ class ChangedFileError(DamagedFileError):
 
 
 def damaged(path: str, offset: int, what: str, remedy: str) -> DamagedFileError:
-    """The error for bytes at ``offset`` of ``path`` that cannot be right."""
+    """Returns the error for bytes at ``offset`` of ``path`` that cannot be right."""
     return DamagedFileError(f"{path} is damaged at byte {offset}: {what}. {remedy}")
 
 
 def changed(path: str, what: str) -> ChangedFileError:
-    """The error for a file that has changed since its source was made."""
+    """Returns the error for a file that has changed since its source was made."""
     return ChangedFileError(
         f"{path} has changed since this source was made: {what}. Make the source again; its states"
         " fit no longer"

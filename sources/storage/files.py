@@ -5,7 +5,7 @@ What holds when several threads and processes use one ``Files``:
 1. Any thread may read at any time: no reader keeps a position.
 2. A file is opened by the first read of a process that needs it. Copies (pickles) carry paths and
    sizes, and open again.
-3. What comes back is as long as what was asked for. A file that is not what it was is an error (see
+3. What comes back is as long as requested. A file that is not what it was is an error (see
    ``local``).
 4. Connections to stores and servers belong to the process, not to a ``Files`` (see ``remote``).
 """
@@ -52,7 +52,7 @@ class Files(PerProcess):
     """Files by number, of which ranges are read: local ones, and those of object stores and
     servers.
 
-    Sizes of remote files are found out together. Ranges that lie close to each other are read by
+    Sizes of remote files are found out together. Ranges that are close to each other are read by
     one request.
 
     Args:
@@ -102,10 +102,10 @@ class Files(PerProcess):
         return os.path.join(self._starting_folder, self.paths[number])  # noqa: PTH118
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """The bytes ``start`` to ``stop - 1`` of file ``number``, for each
+        """Returns the bytes ``start`` to ``stop - 1`` of file ``number``, for each
         ``(number, start, stop)``, in this order.
 
-        Ranges of remote files that lie close together are read by one request, and requests run
+        Ranges of remote files that are close together are read by one request, and requests run
         together.
 
         Raises:
@@ -162,7 +162,8 @@ class Files(PerProcess):
         return self._local.opened.get(number) or self._local.file(number)
 
     def described(self) -> str:
-        """A short text that identifies these files in any folder, for the ``repr`` of a source.
+        """Returns a short text that identifies these files in any folder, for the ``repr`` of a
+        source.
 
         Example:
             >>> Files([]).described()
@@ -194,14 +195,14 @@ class Files(PerProcess):
 
 
 def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
-    """The files that ``patterns`` stand for: each pattern's in the order of their names, the
-    patterns in the order given.
+    """Returns the files that ``patterns`` stand for: each pattern's in the order of their names,
+    the patterns in the order given.
 
     Args:
         name: the parameter's name, for messages.
         patterns: a path or URL, or a non-empty sequence of them. ``*``, ``?``, ``[abc]``, ``**``
             stand for what is there, ``{a,b}`` and ``{000..127}`` for all of these, which must
-            exist. Servers (``https://``) do not tell what is there.
+            exist. Servers (``https://``) do not list what is there.
         filesystem: an fsspec file system, of which these are paths.
 
     Raises:
@@ -232,7 +233,7 @@ def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
 
 
 def _one_by_one(name: str, pattern: str, filesystem: Any) -> list[str]:
-    """The expansions of the braces in a pattern. A local file may have them in its name."""
+    """Returns the expansions of the braces in a pattern. A local file may have them in its name."""
     if filesystem is None and pattern.startswith("file://"):
         pattern = urllib.parse.unquote(pattern.removeprefix("file://"))
     if filesystem is None and not is_url(pattern) and Path(pattern).exists():
@@ -241,8 +242,8 @@ def _one_by_one(name: str, pattern: str, filesystem: Any) -> list[str]:
 
 
 def _files_like(path: str, filesystem: Any) -> list[str]:
-    """The files that ``path`` stands for. Of remote ones that are no pattern ``Files`` finds out
-    whether they exist.
+    """Returns the files that ``path`` stands for. Of remote ones that are no pattern ``Files``
+    finds out whether they exist.
     """
     if filesystem is not None or is_url(path):
         return (
@@ -280,7 +281,7 @@ def _folders_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
     """Yields ``folder`` and the folders in it, except for hidden ones.
 
     All end with a slash, except for ``""``, the current folder. Links to the folders ``above``,
-    which contain ``folder``, are not followed. Folders that cannot be read are left out, as by
+    which contain ``folder``, are not followed. Folders that cannot be read are skipped, as by
     ``glob.glob``.
     """
     yield folder
@@ -301,8 +302,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def with_braces(pattern: str, name: str = "pattern") -> list[str]:
-    """The patterns that ``{a,b}`` and ``{000..127}`` in ``pattern`` stand for, the leftmost braces
-    changing slowest.
+    """Returns the patterns that ``{a,b}`` and ``{000..127}`` in ``pattern`` stand for, the leftmost
+    braces changing slowest.
 
     Example:
         >>> with_braces("{a,b}-{08..10}.tar")

@@ -8,7 +8,7 @@ Guarantees where several threads use one ``Frames``:
 1. The frames that were used last are kept, in each process its own.
 2. A streamed frame is decoded by one thread at a time, after those in front of it. The decoder
    stays where it is, so frames in the order of the text are decoded once. For a frame in front of
-   it, it begins again.
+   it, it restarts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _FrameDecoder:
         lock: held by the thread that decodes.
         first: the number of the first of the frames.
         following: the number of the frame that is decoded next.
-        texts: the texts of that one and of those behind it; None before the first read and after
+        texts: the texts of that one and of those after it; None before the first read and after
             an error.
         num_passed: how many frames were decoded that were not wanted.
     """
@@ -210,7 +210,7 @@ class Frames(PerProcess):
                 stream.texts = compressed.streamed(self._files, number, start)
                 stream.following = stream.first
             self._count_passed(number, start, stream, frame - stream.following)
-            texts, stream.texts = stream.texts, None  # after an error it begins again
+            texts, stream.texts = stream.texts, None  # after an error it restarts
             decoded = b""
             for each in range(stream.following, frame + 1):
                 decoded = next(texts, b"")
@@ -291,7 +291,7 @@ def _groups(
     frames: dict[int, list[FrameKey]],
     bounds: dict[FrameKey, _Bounds],
 ) -> Iterator[list[int]]:
-    """The places of ranges, in order, in groups whose frames are read at once."""
+    """Yield the places of ranges, in order, in groups whose frames are read at once."""
     group: list[int] = []
     seen: set[FrameKey] = set()
     num_bytes = 0
@@ -310,6 +310,8 @@ def _groups(
 
 
 def _frames_in(number: int, start: int, stop: int) -> list[FrameKey]:
-    """The frames from place ``start`` up to place ``stop``, each with the number of the file."""
+    """Return the frames from place ``start`` up to place ``stop``, each with the number of the
+    file.
+    """
     last = (stop - 1) >> OFFSET_BITS if stop & _OFFSETS == 0 else stop >> OFFSET_BITS
     return [(number, frame) for frame in range(start >> OFFSET_BITS, last + 1)]

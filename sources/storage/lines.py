@@ -39,7 +39,7 @@ _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
 def scan_lines(
     files: Files, number: int, progress: Callable[[int], None]
 ) -> Mapping[str, np.ndarray]:
-    """The beginnings of the lines of a file that are not blank.
+    """Returns the beginnings of the lines of a file that are not blank.
 
     Returns:
         ``records``: where each begins, and where the text ends; bytes, or places if the file is
@@ -176,7 +176,7 @@ class LineStarts:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (8 bytes a line may be more than there is memory)
 
     def add(self, piece: np.ndarray) -> None:
-        """The text continues with these bytes (``uint8``)."""
+        """Adds the next bytes of the text (``uint8``)."""
         for start in range(0, len(piece), _PIECE_BYTES):
             part = piece[start : start + _PIECE_BYTES]
             if len(self._held):
@@ -187,8 +187,8 @@ class LineStarts:
             self._add(part[: len(part) - num_held])
 
     def noted(self) -> np.ndarray:
-        """The beginnings of the lines and, as the last item, the end of the text; once all has
-        come.
+        """Returns the beginnings of the lines and, as the last item, the end of the text; once all
+        has come.
         """
         self._add(self._held)
         self._file.write(np.array([self._position], "<u8").data)

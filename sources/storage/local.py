@@ -2,7 +2,7 @@
 
 What holds:
 
-1. A file stays open as long as somebody refers to it: reads under way end before it is closed.
+1. A file stays open as long as there is a reference to it: reads under way end before it is closed.
 2. What is read is what the file was when its size was found out: another size or time of change is
    an error, in the file that is open and in one that is opened again under the same name.
 3. Each ``LocalFiles`` has few files open, and fewer where the process may not have many. If
@@ -30,7 +30,7 @@ _everybody: LiveObjects[LocalFiles] = LiveObjects()
 
 
 class LocalFile:
-    """A local file, open until nobody refers to it any more. All its methods may be called by
+    """A local file, open until the last reference to it is gone. All its methods may be called by
     several threads at once.
 
     Raises:
@@ -45,15 +45,15 @@ class LocalFile:
         self.status = status.st_size, status.st_mtime_ns
 
     def _check(self) -> None:
-        """A file that was written in place is noticed after each read; one that was replaced is
-        read as it was.
+        """Raises after a read if the file was written in place; a file that was replaced is read as
+        it was.
         """
         status, (size, changed_at) = os.fstat(self._descriptor), self.status
         if status.st_size != size or status.st_mtime_ns != changed_at:
             raise changed(self._path, "it was written to while it was read")
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """The bytes from ``start`` to ``stop - 1`` for each ``(_, start, stop)``."""
+        """Returns the bytes from ``start`` to ``stop - 1`` for each ``(_, start, stop)``."""
         descriptor, pieces, are_whole = self._descriptor, [], True
         for _, start, stop in ranges:
             num_bytes = stop - start
@@ -112,7 +112,7 @@ class LocalFiles:
         _everybody.add(self)
 
     def file(self, number: int) -> LocalFile:
-        """The file, open.
+        """Returns the file, open.
 
         Raises:
             ChangedFileError: it has another size, or was another one when it was opened last.
@@ -135,7 +135,7 @@ class LocalFiles:
         return file
 
     def close(self) -> None:
-        """Closes what nobody reads. The next read opens it again."""
+        """Closes files that are not being read. The next read opens them again."""
         self.opened = {}
 
 
@@ -175,7 +175,7 @@ def _max_open() -> int:
 
 
 def local_size(path: str) -> int:
-    """The number of bytes of a file.
+    """Returns the number of bytes of a file.
 
     Raises:
         OSError: there is no such file, or it is a folder or a pipe.

@@ -6,9 +6,9 @@ What holds when several threads and processes make a file at the same path:
 2. The one that has locked ``<path>.lock`` makes it; long names are cut, see ``name_that_fits``.
 3. The kernel frees the lock of a process that dies. The next one finds nothing at the path, and
    makes it.
-4. Nothing else stays. Whoever holds the lock removes the lock file; a lock on a file that has been
-   removed counts for nothing. What a process has left half-written, and locked no more, is removed
-   by the next that makes the file.
+4. Nothing else stays. The process that holds the lock removes the lock file; a lock on a removed
+   file has no effect. What a process has left half-written, and locked no more, is removed by the
+   next that makes the file.
 5. Where a file system has no locks, several may make the file; the last to rename wins, and all
    have made the same.
 """
@@ -55,7 +55,7 @@ def name_that_fits(name: str, suffix: str) -> str:
 
 @contextlib.contextmanager
 def renamed(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which is at ``path`` once it is whole and on disk, or nowhere."""
+    """Yields a file to write to, which is at ``path`` once it is whole and on disk, or nowhere."""
     token = os.urandom(8).hex()
     part = path.with_name(
         name_that_fits(path.stem, f"{path.suffix}.{os.uname().nodename}-{token}.part")
@@ -63,7 +63,7 @@ def renamed(path: Path) -> Iterator[BinaryIO]:
     start = part.name.removesuffix(f"{token}.part")
     for left in path.parent.glob(f"{glob.escape(start)}*.part"):
         with contextlib.suppress(OSError), left.open("rb+") as file:
-            # who wrote it has died, or it would have the lock
+            # its writer has died, or it would have the lock
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
     try:
@@ -146,5 +146,5 @@ def _has_lock(descriptor: int, name: Path) -> bool:
             raise
     try:
         return os.path.samestat(os.fstat(descriptor), name.stat())
-    except FileNotFoundError:  # removed by who had the lock, before it was ours
+    except FileNotFoundError:  # removed by the previous owner of the lock
         return False

@@ -85,11 +85,11 @@ class Trust(NamedTuple):
 
 
 class CachePart:
-    """A part, open until nobody refers to it any more. All its methods may be called by several
+    """A part, open until the last reference to it is gone. All its methods may be called by several
     threads at once.
 
     Args:
-        path: its file, which is made if there is none.
+        path: its file, which is made if missing.
         num_bytes: how many bytes of the remote file it is to hold.
         layout: how it is cut.
 
@@ -270,7 +270,7 @@ class Room:
         return free
 
     def _kept(self) -> Iterator[tuple[int, int, Path]]:
-        """Of each file: when it was used, what it takes of the disk, and its path."""
+        """Yields for each file when it was used, its bytes on disk, and its path."""
         with os.scandir(self._folder) as entries:
             paths = [Path(entry.path) for entry in entries if entry.name.endswith(SUFFIX)]
         for path in (*paths, *Path(self._folder).glob("files/*/*"), Path(self._folder, "records")):

@@ -34,8 +34,8 @@ class Progress:
                     delay=QUICK_SECONDS,
                 )
 
-    def tell(self, number: int, num_bytes: int) -> None:
-        """That many bytes of file ``number`` have been read."""
+    def report(self, number: int, num_bytes: int) -> None:
+        """Records that ``num_bytes`` of file ``number`` have been read."""
         if self._bar is not None:
             with self._lock:
                 self._bar.update(num_bytes - self._done[number])

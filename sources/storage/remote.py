@@ -6,10 +6,10 @@ What holds when several threads and processes read:
    by all threads and ``Files``. Connections are never used after a fork: the child gets an error
    that says so, or, from fsspec, its own.
 2. Requests run together in the threads of one pool, ``_MAX_REQUESTS`` at a time in a process. No
-   request waits for another, and who waits for them can be interrupted.
-3. What comes back is of the object that was found at first and as long as what was asked for, or an
+   request waits for another, and a thread that waits for them can be interrupted.
+3. What comes back is of the object that was found at first and as long as requested, or an
    error is raised: each answer says which object it is of (its entity tag, or when it was changed),
-   and which bytes of it. An answer that says something else is asked for again, and never used. A
+   and which bytes of it. An answer that says something else is requested again, and never used. A
    warning names servers that report neither tag nor time.
 4. Every wait ends: an answer has 30 seconds, and a silent server is given up after two of them, a
    minute.
@@ -59,7 +59,7 @@ _RETRY: Any = {
 _ANSWER_SECONDS = 30  # obstore's own setting for buckets, AWS_TIMEOUT or the like changes it there
 # Seconds before another request, after an answer of other bytes or one that ended early.
 _PAUSES = (0.1, 0.4, 1.6)
-_PATIENCE_SECONDS = 10  # after which there is none: the library has retried
+_PATIENCE_SECONDS = 10  # no more attempts after that: the library has retried
 
 STORES = re.compile(r"(s3a?|gs|az|azure|abfss?|adl)://")
 _SERVERS = re.compile(r"https?://")
@@ -78,8 +78,8 @@ class Found(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One range of a file that is asked for, and what of it is wanted: for each part whose it is,
-    and where it lies.
+    """One range of a file that is requested, and its parts: for each part its owner and
+    place.
     """
 
     number: int
@@ -103,7 +103,7 @@ class Store(Protocol):
 
 
 def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
-    """The answers about these objects, which are requested together.
+    """Returns the answers about these objects, which are requested together.
 
     Raises:
         OSError: one is not there, or the store does not answer; the text says which.
@@ -130,7 +130,7 @@ def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
 def check_versions(
     paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, numbers: Sequence[int]
 ) -> None:
-    """Checks the versions of files in file systems of fsspec, whose answers do not tell them.
+    """Checks the versions of files in file systems of fsspec, whose answers do not have them.
 
     Raises:
         ChangedFileError: one is another by now.
@@ -153,8 +153,8 @@ def read_ranges(
     filesystem: Any,
     ranges: Sequence[tuple[int, int, int]],
 ) -> list[bytes]:
-    """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``,
-    by few requests at once.
+    """Returns the bytes ``start`` to ``stop - 1`` of file ``number``, for each
+    ``(number, start, stop)``, by few requests at once.
     """
     numbers = list({number for number, _, _ in ranges})
     stores = dict(
@@ -187,9 +187,7 @@ def download(
 
 
 def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int, int]) -> None:
-    """Refuses a range that ends behind its file: whoever asks for it has been told something wrong
-    about the file.
-    """
+    """Refuses a range that ends beyond its file: the caller has a wrong size of the file."""
     number, start, stop = one
     if stop > sizes[number]:
         raise OSError(
@@ -201,8 +199,8 @@ def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int,
 def coalesced(
     ranges: Sequence[tuple[int, int, int]], max_gap: int = _MAX_GAP, max_bytes: int = _MAX_REQUEST
 ) -> Iterator[Request]:
-    """The requests by which ``ranges`` are read: in the order of files and bytes, none longer than
-    ``max_bytes``.
+    """Yields the requests by which ``ranges`` are read: in the order of files and bytes, none
+    longer than ``max_bytes``.
 
     Example:
         >>> for request in coalesced([(0, 50, 60), (0, 0, 10), (1, 0, 25)], 40, max_bytes=20):
@@ -237,8 +235,8 @@ def coalesced(
 
 
 def together(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """``[function(item) for item in items]``, computed in the threads for requests; the error of
-    the first that has one.
+    """Returns ``[function(item) for item in items]``, computed in the threads for requests; the
+    error of the first that has one.
     """
     pool = _POOLS.get(os.getpid()) or _POOLS.setdefault(
         os.getpid(), ThreadPoolExecutor(_MAX_REQUESTS, "gristmill requests")
@@ -254,8 +252,8 @@ _CONNECTED: list[int] = []  # the process that used obstore first
 
 
 def stores_of(paths: Sequence[str], filesystem: Any) -> list[Store]:
-    """The store that reads each of ``paths``: ``filesystem``, if given, else the bucket or server
-    of a URL, which all share.
+    """Returns the store that reads each of ``paths``: ``filesystem``, if given, else the bucket or
+    server of a URL, which all share.
     """
     if filesystem is not None:
         return [FilesystemStore(filesystem)] * len(paths)
@@ -276,7 +274,7 @@ def _opened(root: str) -> Store:
 
 
 def root_of(path: str) -> str:
-    """The bucket or server of a URL, with what a server wants to be told in each request.
+    """Returns the bucket or server of a URL, with the query that a server needs in each request.
 
     Example:
         >>> root_of("s3://bucket/folder/a.jsonl"), root_of("https://host:80/folder/a.jsonl?key=1")
@@ -294,8 +292,8 @@ def root_of(path: str) -> str:
 
 
 def without_query(path: str) -> str:
-    """A path or URL without what follows the question mark in that of a server: signatures, which
-    nobody else should read.
+    """Returns a path or URL without what follows the question mark in that of a server: signatures,
+    which must stay secret.
 
     Example:
         >>> without_query("https://host/a.bin?signature=1"), without_query("s3://bucket/why?.bin")
@@ -362,8 +360,8 @@ class UrlStore:
         )
 
     def find(self, path: str) -> Found:
-        """The size and version of an object. A server is asked for its first byte, and so whether
-        it knows ranges.
+        """Returns the size and version of an object. A server is asked for its first byte, and so
+        whether it knows ranges.
 
         Raises:
             OSError: it is not there, or may not be read.
@@ -386,7 +384,7 @@ class UrlStore:
         return self._answer(ask, path, "its size is not known")
 
     def get(self, path: str, start: int, stop: int, found: Found) -> memoryview:
-        """The bytes ``start`` to ``stop - 1``, of the object that was found.
+        """Returns the bytes ``start`` to ``stop - 1``, of the object that was found.
 
         Raises:
             ChangedFileError: it is another one by now.
@@ -431,7 +429,7 @@ class UrlStore:
             time.sleep(pause)
         if isinstance(problem, ChangedFileError):
             raise problem
-        raise self._told(problem, path, what) from problem
+        raise self._explained(problem, path, what) from problem
 
     def download(self, path: str, found: Found, to: Path) -> None:
         """Writes all of the object that was found to a local file, from one answer.
@@ -462,7 +460,7 @@ class UrlStore:
         return self._server(silence) if _SERVERS.match(self._root) else self._store
 
     def names(self, pattern: str) -> Iterator[str]:
-        """The URLs that ``pattern`` stands for, in no particular order."""
+        """Yields the URLs that ``pattern`` stands for, in no particular order."""
         if _SERVERS.match(pattern):
             raise ValueError(
                 f"{without_query(pattern)!r:.200} has a pattern, but servers do not tell which"
@@ -478,9 +476,9 @@ class UrlStore:
                     if is_like(found["path"].split("/"), segments):
                         yield f"{self._root}/{found['path']}"
         except (self._errors, OSError) as error:
-            raise self._told(error, pattern, "what is there is not known") from error
+            raise self._explained(error, pattern, "what is there is not known") from error
 
-    def _told(self, error: Exception, path: str, what: str) -> OSError:
+    def _explained(self, error: Exception, path: str, what: str) -> OSError:
         kind, remedy = OSError, "Is the address right, and the network there?"
         name = type(error).__name__
         if isinstance(error, FileNotFoundError):
@@ -526,7 +524,7 @@ class FilesystemStore:
         self._filesystem = filesystem
 
     def find(self, path: str) -> Found:
-        """The size and version of a file."""
+        """Returns the size and version of a file."""
         try:
             info = self._filesystem.info(path)
         except FileNotFoundError as error:
@@ -556,14 +554,14 @@ class FilesystemStore:
         return Found(info["size"], next((str(info[name]) for name in names if info.get(name)), ""))
 
     def get(self, path: str, start: int, stop: int, found: Found) -> memoryview:
-        """The bytes ``start`` to ``stop - 1``."""
+        """Returns the bytes ``start`` to ``stop - 1``."""
         what = f"{path}: bytes {start} to {stop - 1} cannot be read"
         for pause in (*_PAUSES, None):
             try:
                 answer = memoryview(self._filesystem.cat_file(path, start=start, end=stop))
             except FileNotFoundError as error:
                 raise FileNotFoundError(f"{what}: there is no such file any more") from error
-            except Exception as error:  # of whatever library
+            except Exception as error:  # of any library
                 raise OSError(f"{what}: {_first_line(error) or type(error).__name__}") from error
             if len(answer) == stop - start:
                 return answer
@@ -579,7 +577,7 @@ class FilesystemStore:
             self._filesystem.get_file(path, str(to))
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{path}: there is no such file any more") from error
-        except Exception as error:  # of whatever library
+        except Exception as error:  # of any library
             if _is_of_disk(error):
                 raise
             raise OSError(
@@ -589,7 +587,7 @@ class FilesystemStore:
             raise changed(path, f"it had {found.size} bytes and has {to.stat().st_size}")
 
     def names(self, pattern: str) -> list[str]:
-        """The files that ``pattern`` stands for."""
+        """Returns the files that ``pattern`` stands for."""
         found = self._filesystem.glob(pattern, detail=True)
         last = pattern.rpartition("/")[2]
         return [
@@ -614,7 +612,7 @@ def _check_key(path: str, key: str) -> None:
 
 
 def _found(meta: Any) -> Found:
-    """An entity tag that the server calls weak is the one that it had before its answer was
+    """Returns size and version. A weak entity tag counts as the one before the answer was
     compressed.
     """
     tag, version, when = meta["e_tag"], meta["version"], meta["last_modified"]
@@ -632,7 +630,7 @@ def _check(path: str, before: Found, now: Found) -> None:
     if now.version != before.version:
         raise changed(
             without_query(path),
-            f"its version was {before.version or 'not told'} and is {now.version or 'not told'}",
+            f"its version was {before.version or 'unknown'} and is {now.version or 'unknown'}",
         )
 
 

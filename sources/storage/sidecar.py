@@ -5,9 +5,9 @@ JSON text that is padded to a multiple of 64 bytes: the kind of the data, their 
 first and last 16 KiB, and for each array its type, where it begins after the header, and its
 length. The arrays follow, little-endian, each from a multiple of 64 bytes on.
 
-Sidecars are made once, by whoever needs them first: see the guarantees in ``once.py``. Those who
-find that one is being made turn to the next file and look again later, so processes that begin
-together divide the files among them.
+Sidecars are made once, by the first process that needs them: see the guarantees in ``once.py``.
+Processes that find that one is being made turn to the next file and look again later, so
+processes that begin together divide the files among them.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _ALIGNMENT = 64
 _DTYPES = ("|u1", "<u2", "<u4", "<u8", "|i1", "<i2", "<i4", "<i8", "<f4", "<f8")
 _EDGE_BYTES = 1 << 14  # of the data's head and tail that are compared
 _GUESSED_BYTES = 4096  # most headers are shorter
-_GAP_ITEMS = 512  # items that lie no further apart are read at once
+_GAP_ITEMS = 512  # items at most that far apart are read at once
 _NUM_THREADS = 8
-_NO_SUCH_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)  # explained by who writes there
+_NO_SUCH_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)  # explained by the code that writes there
 _WAIT_SECONDS = 0.05  # until locks of other processes are tried again
 
 _log = logging.getLogger("gristmill")
@@ -68,7 +68,7 @@ class _Edges(NamedTuple):
     tail: str
 
     def difference(self, other: _Edges) -> str | None:
-        """In which way data that were this have become ``other``; ``None`` if they are the same."""
+        """Return in words how the data of ``other`` differ; ``None`` if they are the same."""
         if self.size != other.size:
             return f"it had {self.size} bytes and has {other.size}"
         if self.head != other.head:
@@ -135,15 +135,15 @@ class Sidecar:
         return self._files.paths[self._number]
 
     def names(self) -> list[str]:
-        """The names of the arrays."""
+        """Return the names of the arrays."""
         return [*self._arrays()]
 
     def length(self, name: str) -> int:
-        """The number of items of an array."""
+        """Return the number of items of an array."""
         return self._arrays()[name].length
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """The items ``start`` to ``stop - 1`` of an array, as a new one: one read.
+        """Return the items ``start`` to ``stop - 1`` of an array, as a new one: one read.
 
         Raises:
             ChangedFileError: the sidecar or the data are not what they were.
@@ -161,10 +161,10 @@ class Sidecar:
     def read_many(
         self, name: str, starts: Sequence[int] | np.ndarray, count: int = 1
     ) -> np.ndarray:
-        """The items ``start`` to ``start + count - 1`` of an array for each of ``starts``.
+        """Return the items ``start`` to ``start + count - 1`` of an array for each of ``starts``.
 
         Returns:
-            An array of shape (number of starts, ``count``). Items that lie close together are read
+            An array of shape (number of starts, ``count``). Items that are close together are read
             at once. Raises: as ``read``.
         """
         if len(starts) == 1:
@@ -229,8 +229,8 @@ def open_sidecars(
     index_dir: str | os.PathLike[str] | None = None,
     filesystem: Any = None,
 ) -> list[Sidecar]:
-    """The sidecars of all ``files``, in their order; those that are missing or do not fit are made
-    first.
+    """Return the sidecars of all ``files``, in their order; those that are missing or do not fit
+    are made first.
 
     A sidecar is looked for in ``index_dir``, if there is one, and beside its file. It is made in
     ``index_dir``, else beside the file. Meanwhile a progress bar is shown, if tqdm is installed and
@@ -250,7 +250,7 @@ def open_sidecars(
 
     Raises:
         DamagedFileError: something that is not a sidecar of this kind has the name of one; or
-            whatever ``scan`` finds.
+            any damage that ``scan`` finds.
         OSError: a file cannot be read, or a sidecar cannot be written.
         ValueError: a remote file has no sidecar beside it and ``index_dir`` is not given.
     """
@@ -318,8 +318,8 @@ class _Opening:
     def _in_threads(
         self, function: Callable[[int], _SidecarPath | None], numbers: Sequence[int]
     ) -> list[_SidecarPath | None]:
-        """The results for all numbers, in their order. Raises the first error in this order, when
-        all threads have ended.
+        """Return the results for all numbers, in their order. Raises the first error in this order,
+        when all threads have ended.
         """
         if len(numbers) == 1:
             return [function(numbers[0])]
@@ -336,8 +336,8 @@ class _Opening:
         return self._filesystem is not None or is_url(self._files.paths[number])
 
     def _own_place(self, number: int) -> Path:
-        """The path at which the sidecar is made: in ``index_dir`` by a name that no other path and
-        no other kind has there.
+        """Return the path at which the sidecar is made: in ``index_dir`` by a name that no other
+        path and no other kind has there.
         """
         path, _ = _without_query(self._files.paths[number])
         if self._folder is None:
@@ -348,7 +348,7 @@ class _Opening:
         return self._folder / name_that_fits(PurePosixPath(path).name[:100], f"-{digest}.gmidx")
 
     def _find(self, number: int) -> _SidecarPath | None:
-        """A sidecar that fits, if there is one."""
+        """Return a sidecar that fits, if there is one."""
         name, query = _without_query(self._files.paths[number])
         candidates = [(f"{_beside(name)}{query}", self._is_remote(number))]
         if self._folder is not None:
@@ -370,7 +370,7 @@ class _Opening:
         return None
 
     def _fitting(self, path: str, is_remote: bool, number: int) -> _SidecarPath:
-        """The sidecar at ``path``. Raises FileNotFoundError, _Unfit, and DamagedFileError if
+        """Return the sidecar at ``path``. Raises FileNotFoundError, _Unfit, and DamagedFileError if
         nothing may be written there.
         """
         header = _read_header(Files([path], self._filesystem if is_remote else None), 0)
@@ -389,7 +389,9 @@ class _Opening:
         return _SidecarPath(path, is_remote, header.digest)
 
     def _make(self, number: int) -> _SidecarPath | None:
-        """The sidecar, made by this process or another; ``None`` while another process makes it."""
+        """Return the sidecar, made by this process or another; ``None`` while another process makes
+        it.
+        """
         path = self._own_place(number)
         with locked(path) as is_mine:
             if not is_mine:
@@ -404,7 +406,7 @@ class _Opening:
                         f"{self._files.paths[number]} has no index: that of another file could not"
                         " be made"
                     )
-                self._progress.tell(number, num_bytes)
+                self._progress.report(number, num_bytes)
 
             edges = _edges(self._files, number)
             arrays = self._scan(self._files, number, progress)
@@ -413,8 +415,8 @@ class _Opening:
 
 
 def without_sidecars(paths: Sequence[str]) -> list[str]:
-    """The paths of data: patterns such as ``data/*`` match sidecars, too, and what is there while
-    they are made.
+    """Return the paths of data: patterns such as ``data/*`` match sidecars, too, and what is there
+    while they are made.
 
     Example:
         >>> without_sidecars(["a.jsonl", "a.jsonl.gmidx", "b.jsonl"])
@@ -434,7 +436,7 @@ def _beside(path: str) -> str:
 
 
 def _without_query(path: str) -> tuple[str, str]:
-    """A path, and what follows it in the URL of a server: signatures, which are others every
+    """Return a path, and what follows it in the URL of a server: signatures, which are others every
     time.
     """
     name, mark, query = (
@@ -454,11 +456,11 @@ def _edges(files: Files, number: int) -> _Edges:
 
 
 def _read_header(files: Files, number: int) -> _Header:
-    """The header of a sidecar.
+    """Return the header of a sidecar.
 
     Raises:
         _Unfit: it is a sidecar, but not a whole one of this version.
-        DamagedFileError: it is something else, which nobody may write over.
+        DamagedFileError: it is something else, which must not be overwritten.
         OSError: there is no such file, or it cannot be read.
     """
     path, size = files.paths[number], files.sizes[number]
@@ -503,8 +505,8 @@ def _parsed(text: bytes, body: int) -> _Header:
     kind, edges = fields["kind"], _Edges(*fields["data"])
     arrays: dict[str, _Array] = {}
     start = 0
-    for name, (dtype, told_start, length) in fields["arrays"].items():
-        if dtype not in _DTYPES or type(length) is not int or length < 0 or told_start != start:
+    for name, (dtype, stated_start, length) in fields["arrays"].items():
+        if dtype not in _DTYPES or type(length) is not int or length < 0 or stated_start != start:
             raise ValueError(name)
         arrays[name] = _Array(dtype, body + start, length)
         start += _padded(length * np.dtype(dtype).itemsize)

@@ -7,7 +7,7 @@ stops:
    time of change and checksum. A path is returned if the file has the size of the remote one, and
    either the time of change or the checksum of the record. Any other file is downloaded again.
 2. One process downloads at a time. It holds a lock that the kernel takes back if the process dies;
-   what is unfinished then belongs to nobody, and whoever gets the lock removes it.
+   an unfinished file then has no owner, and the next process with the lock removes it.
 3. A file is not thrown away while a process lives that was given its path, nor while that process's
    children do that it forked.
 """
@@ -45,13 +45,13 @@ _SECOND = 10**9
 def whole_files(
     files: Files, numbers: Sequence[int], identities: Sequence[str], folder: str, room: Room
 ) -> list[str]:
-    """The local paths of these files, each with the name that it has in its store, downloaded if
-    they are not there.
+    """Returns the local paths of these files, each with the name that it has in its store,
+    downloaded if they are not there.
 
     Args:
         files: where they are.
         numbers: which of them.
-        identities: for each of these, what tells it from all others.
+        identities: for each of these, what distinguishes it from all others.
         folder: where they are kept.
         room: how much of them.
 
@@ -146,14 +146,14 @@ def _one_process(folder: str) -> Iterator[None]:
     Path(folder, "files").mkdir(parents=True, exist_ok=True)
     descriptor = os.open(Path(folder, "files.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        is_told = False
+        is_reported = False
         while not _is_locked(descriptor):
-            if not is_told:
+            if not is_reported:
                 _log.info(
                     "cached: another process downloads files into %s; waiting until it is done",
                     folder,
                 )
-                is_told = True
+                is_reported = True
             time.sleep(0.05)
         yield
     finally:
@@ -179,7 +179,7 @@ def _pin(folder: str, paths: Sequence[Path]) -> None:
 
 
 def _pinned(folder: str) -> set[Path]:
-    """The files that living processes were given. Pins of others are removed."""
+    """Returns the files that living processes were given. Pins of others are removed."""
     pinned: set[Path] = set()
     for pin in Path(folder).glob("pins/*"):
         descriptor = os.open(pin, os.O_RDWR | os.O_CLOEXEC)

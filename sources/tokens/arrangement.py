@@ -20,7 +20,7 @@ _ONLY_MEGATRON = "for order='megatron' only: another part of the elements is a s
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The elements that are asked for. The arguments are those of ``TokenSource``."""
+    """The elements that are requested. The arguments are those of ``TokenSource``."""
 
     format: str
     dtype: Any
@@ -132,8 +132,8 @@ class Arrangement:
                 )
 
     def __str__(self) -> str:
-        """The parameters that change the elements, for a ``repr``; without the folder of the
-        files.
+        """Returns the parameters that change the elements, for a ``repr``; without the folder of
+        the files.
         """
         values = {
             field.name: getattr(self, field.name)

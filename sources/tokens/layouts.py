@@ -25,14 +25,14 @@ class Layout(Protocol):
     def __len__(self) -> int: ...
 
     def ranges(self, keys: Sequence[int], /) -> list[list[Range]]:
-        """The places of the tokens of each element, in their order; all keys are numbers of
+        """Returns the places of the tokens of each element, in their order; all keys are numbers of
         elements.
         """
         ...
 
 
 class Run(NamedTuple):
-    """The tokens of one file, which lie without gaps."""
+    """The tokens of one file, which are contiguous."""
 
     number: int
     start: int  # byte
@@ -196,8 +196,8 @@ class Samples:
         )
 
     def _cut(self, number: int, ranges: list[Range], begin: int, end: int) -> list[Range]:
-        """The documents of a sample without what is before token ``begin`` of the first and after
-        ``end`` of the last.
+        """Returns the documents of a sample without what is before token ``begin`` of the first and
+        after ``end`` of the last.
         """
         itemsize = self._index.dtype.itemsize
         data, start, stop = ranges[-1]
@@ -221,7 +221,7 @@ class Tables(PerProcess):
     pickled then.
 
     1. Threads that need them at the same time wait for one that computes them.
-    2. Who has them once keeps them; nothing is ever replaced.
+    2. A thread that has them keeps them; nothing is ever replaced.
 
     Args:
         num_rows: how many elements they give an order to.
@@ -263,7 +263,7 @@ class Tables(PerProcess):
         return found
 
     def damaged(self, table: int, row: int, what: str) -> Exception:
-        """The error for a row that cannot be right."""
+        """Returns the error for a row that cannot be right."""
         assert self._stored is not None and self._files is not None, what
         path, remedy = (
             self._files.paths[self._numbers[table]],
@@ -273,8 +273,8 @@ class Tables(PerProcess):
 
 
 def shuffled_numbers(length: int, seed: int) -> NDArray[np.uint32]:
-    """The order in which OLMo trains on ``length`` chunks in the epoch for which its seed and its
-    epoch add up to ``seed``.
+    """Returns the order in which OLMo trains on ``length`` chunks in the epoch for which its seed
+    and its epoch add up to ``seed``.
     """
     numbers = np.arange(length, dtype=np.uint32)
     # As OLMo's, this order is NumPy's: a test would notice a version that shuffles otherwise.

@@ -1,5 +1,5 @@
 """The index of a Megatron data set: a file ``.idx`` that says where in the file ``.bin`` beside it
-each sequence lies.
+each sequence is.
 
 Its layout, little-endian: the magic ``MMIDIDX\\0\\0``, the version 1 (8 bytes), the code of the
 dtype (1 byte), the number of sequences ``n`` and the number ``m`` of entries in the list of
@@ -66,8 +66,8 @@ class MegatronIndex:
         data, index: the numbers of the files ``.bin`` and ``.idx`` among them.
 
     Raises:
-        DamagedFileError: the index is none, is cut short, or ends elsewhere than the file of tokens
-            allows.
+        DamagedFileError: the file is no index, is cut short, or ends elsewhere than the file of
+            tokens allows.
     """
 
     def __init__(self, files: Files, data: int, index: int) -> None:
@@ -264,7 +264,7 @@ class MegatronIndex:
         ]
 
     def span(self, sequence: int, lengths: bytes, pointers: bytes) -> Range:
-        """The place of the tokens of a sequence, from its entry.
+        """Returns the place of the tokens of a sequence, from its entry.
 
         Raises:
             DamagedFileError: it is not within the file of tokens, or not between its neighbours.
@@ -301,11 +301,11 @@ class MegatronIndex:
         return self.span(sequence, lengths, pointers)
 
     def spans(self, sequences: Sequence[int]) -> list[Range]:
-        """The places of the tokens of sequences. Raises: as ``span``."""
+        """Returns the places of the tokens of sequences. Raises: as ``span``."""
         return spans(self._files, [(self, sequence) for sequence in sequences])
 
     def sequences_of(self, document: int) -> range:
-        """The sequences of a document."""
+        """Returns the sequences of a document."""
         place = self._documents + 8 * document
         (pair,) = self._files.read([(self._index, place, place + 16)])
         start, stop = _PAIR.unpack(pair)
@@ -315,7 +315,7 @@ class MegatronIndex:
         return range(start, stop)
 
     def lengths(self, start: int, stop: int) -> NDArray[np.int32]:
-        """The lengths of the sequences from ``start`` to ``stop - 1``, in tokens; read into
+        """Returns the lengths of the sequences from ``start`` to ``stop - 1``, in tokens; read into
         memory.
         """
         found = np.empty(stop - start, "<i4")
@@ -329,7 +329,7 @@ class MegatronIndex:
         return found
 
     def num_tokens(self, start: int, stop: int) -> int:
-        """The number of tokens of the sequences from ``start`` to ``stop - 1``."""
+        """Returns the number of tokens of the sequences from ``start`` to ``stop - 1``."""
         parts = (
             self.lengths(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK)
         )
@@ -347,7 +347,7 @@ class MegatronIndex:
         return found
 
     def mapped_lengths(self) -> NDArray[np.int32]:
-        """All lengths, as a memory map of a local file: for programs that go through all of
+        """Returns all lengths, as a memory map of a local file: for programs that go through all of
         them.
         """
         return np.memmap(
@@ -356,7 +356,7 @@ class MegatronIndex:
 
 
 def spans(files: Files, places: Sequence[tuple[MegatronIndex, int]]) -> list[Range]:
-    """The places of the tokens of sequences, each of an index; looked up together."""
+    """Returns the places of the tokens of sequences, each of an index; looked up together."""
     entries: list[Range] = []
     for index, sequence in places:
         entries += index.entry(sequence)

@@ -43,8 +43,8 @@ class SampleOrder(NamedTuple):
         return max(0, (num_epochs * self.num_tokens - 1) // self.num_inputs)
 
     def _num_together(self) -> int:
-        """The number of epochs that are shuffled as one; the last, if it is not among them, is
-        shuffled by itself.
+        """Returns the number of epochs that are shuffled as one; the last, if it is not among them,
+        is shuffled by itself.
         """
         if self.num_epochs == 1 or self.num_samples is None:
             return self.num_epochs
@@ -53,7 +53,7 @@ class SampleOrder(NamedTuple):
         return self.num_epochs - is_separate
 
     def tables(self, index: MegatronIndex) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[Any]]:
-        """``document_index`` [epochs * documents], ``sample_index`` [samples + 1, 2] and
+        """Returns ``document_index`` [epochs * documents], ``sample_index`` [samples + 1, 2] and
         ``shuffle_index`` [samples].
         """
         rng = np.random.RandomState(self.seed)
@@ -91,14 +91,14 @@ class SampleOrder(NamedTuple):
 
 
 def needed_epochs(num_tokens: int, num_inputs: int, num_samples: int | None) -> int:
-    """The number of epochs with ``num_samples`` samples of ``num_inputs + 1`` tokens that overlap
-    by one.
+    """Returns the number of epochs with ``num_samples`` samples of ``num_inputs + 1`` tokens that
+    overlap by one.
     """
     return 1 if num_samples is None else max(1, -(-(num_samples * num_inputs + 1) // num_tokens))
 
 
 def documents_of_part(split: str, part: str, num_documents: int) -> range:
-    """The documents of a part, as Megatron divides them.
+    """Returns the documents of a part, as Megatron divides them.
 
     Args:
         split: the weights of the parts, as ``"969,30,1"``.

@@ -1,4 +1,4 @@
-"""From the names of files and what is asked for to where each element lies."""
+"""Finds the place of each element from the names of files and the arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _HEADERS: dict[tuple[int, int], np.dtype[Any]] = {
 
 
 class Opened(NamedTuple):
-    """Files, the first of which have tokens, their type, and where each element lies in them."""
+    """Files, the first of which have tokens, their type, and the place of each element in them."""
 
     files: Files
     paths: list[str]
@@ -116,7 +116,7 @@ def _opened(files: Files, data: list[str], wanted: Arrangement) -> Opened:
 
 
 def _data_of_pairs(paths: Any) -> Any:
-    """``paths`` with the names of the files of tokens, where they are prefixes or those of
+    """Returns ``paths`` with the names of the files of tokens, where they are prefixes or those of
     indexes.
     """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Sequence):

@@ -49,14 +49,14 @@ class TokenSource(ShardedSource[NDArray[Any]]):
         format: ``"megatron"`` (``.bin`` and ``.idx``), ``"npy"`` (NumPy files with one axis; and
             OLMo's, which are called so and have no header), or ``"raw"`` (nothing but tokens, as
             nanoGPT's; or a header of llm.c before them).
-        dtype: of the tokens. Needed where files do not tell: raw tokens, and OLMo's files.
-            Otherwise what they must tell.
+        dtype: of the tokens. Needed where files do not say it: raw tokens, and OLMo's files.
+            Otherwise it must match theirs.
         documents: whether elements are documents.
-        window: elements are windows of so many tokens, at least 2 (1 with ``order="olmo"``).
+        window: elements are windows of that many tokens, at least 2 (1 with ``order="olmo"``).
         order: ``None``, ``"megatron"`` or ``"olmo"``, as above.
         seed: with ``order="megatron"``, Megatron's ``--seed``; with ``order="olmo"``, OLMo's seed
             plus the number of the epoch, counted from 0, and ``None`` leaves chunks in order.
-        num_samples: with ``order="megatron"``, how many samples are asked for: training steps times
+        num_samples: with ``order="megatron"``, the number of samples: training steps times
             the global batch. There are as many as whole epochs have, so maybe more. ``None`` is one
             epoch.
         split: with ``order="megatron"``, its ``--split``, such as ``"969,30,1"``. ``None`` takes

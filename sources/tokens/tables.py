@@ -27,7 +27,7 @@ class Table(Protocol):
     def __len__(self) -> int: ...
 
     def rows(self, spans: Sequence[tuple[int, int]], /) -> list[NDArray[Any]]:
-        """The rows from ``start`` to ``stop - 1`` of each span, all of which exist."""
+        """Returns the rows from ``start`` to ``stop - 1`` of each span, all of which exist."""
         ...
 
 
@@ -45,12 +45,12 @@ class ArrayTable:
 
 
 class FileTable:
-    """A table in a file, of which only the rows that are asked for are read.
+    """A table in a file, of which only the requested rows are read.
 
     Args:
         files: the files that it is one of.
         number: which one.
-        array: where in it the values lie.
+        array: the place of the values in it.
         columns: how many values a row has.
     """
 
@@ -72,7 +72,7 @@ class FileTable:
         )
 
     def byte_of(self, row: int) -> int:
-        """The byte of the file at which a row begins."""
+        """Returns the byte of the file at which a row begins."""
         return self._array.start + row * self._row_bytes
 
 
@@ -85,12 +85,12 @@ class StoredArray(NamedTuple):
 
 
 def heads(files: Files, numbers: Sequence[int]) -> list[bytes]:
-    """The first bytes of files: enough for ``npy_array``."""
+    """Returns the first bytes of files: enough for ``npy_array``."""
     return files.read([(number, 0, min(files.sizes[number], _MAX_HEADER)) for number in numbers])
 
 
 def npy_array(files: Files, number: int, head: bytes, columns: int = 1) -> StoredArray | None:
-    """The contents of the header of a NumPy file; ``None`` if the file has no such header.
+    """Returns the contents of the header of a NumPy file; ``None`` if the file has no such header.
 
     Args:
         files: the files that it is one of.
@@ -148,7 +148,7 @@ def npy_array(files: Files, number: int, head: bytes, columns: int = 1) -> Store
 
 
 def plain_array(files: Files, number: int, dtype: np.dtype[Any], start: int = 0) -> StoredArray:
-    """The values of a file that has nothing but values from ``start`` on.
+    """Returns the values of a file that has nothing but values from ``start`` on.
 
     Raises:
         DamagedFileError: the file is empty, or its size is not that of whole values.

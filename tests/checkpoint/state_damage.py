@@ -148,7 +148,7 @@ def damaged(state: Any, rng: Random, others: Sequence[Any]) -> Any:
 
 
 def damaged_text(text: bytes, rng: Random) -> bytes:
-    """A copy of ``text`` with a byte changed, added or left out, or cut off, or something else."""
+    """A copy of ``text`` with a byte changed, added or removed, or cut off, or something else."""
     at = rng.randrange(len(text))
     before, after = text[:at], text[at + 1 :]
     added = rng.choice((b"\xff", b"\0", b"9", b"-", b"{", b'"', b".5")) + text[at:]

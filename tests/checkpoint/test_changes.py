@@ -89,9 +89,7 @@ def flat(element):
 
 
 def check_each_once(delivered, before, after, *, is_packed=False, has_gaps=False):
-    """Of the components that stay, whatever was delivered has come once, and nothing before it was
-    left out.
-    """
+    """Check that elements of the components that stay came once, without gaps before them."""
     for name in set(before) & set(after):
         first = 1000 * "abc".index(name)
         found = Counter([x for x in delivered if first <= x < first + 1000])
@@ -100,7 +98,7 @@ def check_each_once(delivered, before, after, *, is_packed=False, has_gaps=False
 
 
 @pytest.mark.parametrize("name", HOLD_NOTHING)
-def test_where_nothing_is_held_all_components_go_on(name):
+def test_where_nothing_is_held_all_components_continue(name):
     step = HOLD_NOTHING[name]
     for (before, after), num in itertools.product(CHANGES, (0, 1, 2, 3, 5, 8, 11)):
         with iter(step(mixture(before))) as it, iter(step(mixture(after))) as other:
@@ -306,7 +304,7 @@ def test_other_records_of_the_same_files_are_refused_and_states_without_files_ar
     check_refused(moved, words, lambda: moved.set_state(without_files))
 
 
-def test_of_many_files_a_state_tells_some_and_a_checkpoint_more(tmp_path):
+def test_of_many_files_a_state_names_some_and_a_checkpoint_more(tmp_path):
     write(tmp_path / "old", num_files=30)
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     write(tmp_path / "larger", num_files=21, size=50_000)

@@ -481,7 +481,7 @@ def test_states_of_common_pipelines_are_below_a_kilobyte(name):
 
 
 def rest_of(it, when_skipped=lambda found: None):
-    """The remaining outputs; those that fail are left out."""
+    """The remaining outputs; those that fail are skipped."""
     found = []
     while True:
         try:

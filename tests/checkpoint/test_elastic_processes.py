@@ -67,7 +67,7 @@ def run(folder, count, num_steps, restored):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_two_processes_goes_on_in_three(tmp_path, monkeypatch):
+def test_a_checkpoint_of_two_processes_continues_in_three(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     first, second = run(tmp_path, 2, 1, -1), run(tmp_path, 3, 100, 0)
     seen = {}

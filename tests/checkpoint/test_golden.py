@@ -38,7 +38,7 @@ HANDLER = CheckpointHandler()
 # as one did before
 pytestmark = pytest.mark.filterwarnings("ignore:SliceMapDataset.* takes a part of shuffled")
 
-# Interleaved datasets came in another order before Grain 0.2.16; some steps that have no state
+# Interleaved datasets came in another order before Grain 0.2.16; some stages that have no state
 # today had one in Grain 0.2.8.
 INTERLEAVED = {
     "interleave",
@@ -239,7 +239,8 @@ def test_states_continue_and_become_those_of_today(make):
             assert it.get_state() == it.get_state() == today
             assert list(it) == EVERYTHING[position:] and state == given
     ds = make(filtered(), 3).map_with_index(lambda i, v: (i, v)).batch(2, batch_fn=list)
-    with iter(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=1)) as it:  # below other steps
+    # upstream of other stages
+    with iter(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=1)) as it:
         it.set_state({"parent": old([0, None, 0], [1, 1, 1], 2), "counter": 3})
         assert list(it) == [[(3, 3), (4, 5)], [(5, 6), (6, 8)], [(7, 9), (8, 11)]]
     with iter(make(MapDataset.range(9).to_iter_dataset(), 2)) as it:

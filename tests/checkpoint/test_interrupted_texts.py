@@ -1,5 +1,5 @@
-"""An interrupt while a state or a description is made spoils no later one: whatever asks for a
-``repr`` may be asked again.
+"""An interrupt while a state or a description is made spoils no later one: a later ``repr`` is
+complete.
 """
 
 import dataclasses

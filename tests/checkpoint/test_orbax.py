@@ -33,7 +33,7 @@ MODEL = {"w": jnp.arange(6.0).reshape(2, 3), "step": jnp.int32(5)}
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Source:  # numbers; makes a file, in whatever process, when one is read
+class Source:  # numbers; makes a file, in any process, when one is read
     def __init__(self, told=None):
         self.told = told
 
@@ -304,7 +304,7 @@ def test_what_grain_saved_with_orbax_restores(saved, tmp_path):
         assert [plain(element) for element in it] == SAVED[saved]
 
 
-def test_training_goes_on_in_a_directory_of_grain(tmp_path):
+def test_training_continues_in_a_directory_of_grain(tmp_path):
     directory = tmp_path / "saved"
     shutil.copytree(GOLDEN / "orbax" / "single-loader_operations", directory)
     make = GRAINS_PIPELINES["loader_operations"]

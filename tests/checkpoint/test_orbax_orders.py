@@ -1,5 +1,5 @@
-"""Whatever of ours Orbax meets first, a handler or arguments, it knows both: each way to save,
-first in a process of its own.
+"""Orbax knows our handler and our arguments in any order: each way to save, first in a process
+of its own.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""Keras as it is, with datasets of ours: its own tests that ask for Grain, and what they leave out.
+"""Keras as it is, with datasets of ours: its own tests that ask for Grain, and cases that they
+lack.
 
 ``make clients`` installs it without Grain in ``.peers/clients``, ``make peers`` beside PyTorch in
 ``.peers/torch``; ``GRISTMILL_PEER_CLIENTS`` and ``GRISTMILL_PEER_TORCH`` name others.

@@ -227,8 +227,8 @@ print(ShardByJaxProcess())
 
 
 def test_by_jax_process_here_in_a_cluster_and_without_jax(tmp_path):
-    """Real processes of a cluster are out of reach here; a module that answers as theirs would
-    stands in.
+    """Real processes of a cluster are out of reach here; a module with the same
+    answers replaces them.
     """
     assert process_index_and_count() == (jax.process_index(), jax.process_count())
     assert dataclasses.astuple(ShardByJaxProcess(drop_remainder=True)) == (
@@ -383,7 +383,7 @@ def test_environment(fresh, monkeypatch):
         )
 
 
-def test_whether_somebody_has_set_an_option_and_override_restores_what_was_set_and_what_was_not(
+def test_an_option_knows_if_it_was_set_and_override_restores_what_was_set_and_what_was_not(
     fresh, monkeypatch
 ):
     names = ("py_debug_mode", "num_threads_fetching_records")

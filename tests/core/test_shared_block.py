@@ -40,7 +40,7 @@ def test_all_handles_see_the_same_bytes_and_closing_does_not_pull_away_what_is_u
 
 
 @pytest.mark.parametrize("unlinker", [0, 1])
-def test_a_name_is_unlinked_once_by_whoever_comes_first_and_can_be_taken_again(name, unlinker):
+def test_a_name_is_unlinked_once_by_the_first_caller_and_can_be_taken_again(name, unlinker):
     for _ in range(2):
         handles = [SharedBlock(name, 8), SharedBlock(name)]
         assert_raises(FileExistsError, None, SharedBlock, name, 8)

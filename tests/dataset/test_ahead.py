@@ -197,7 +197,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("ending", ["close", "drop"])
     @each_kind
-    def test_nobody_waits_for_user_code_that_is_stuck(self, make, ending):
+    def test_no_wait_for_user_code_that_is_stuck(self, make, ending):
         gate = Gate()
         it = iter(make(99, gate, 8))
         it.start_prefetch()
@@ -413,7 +413,7 @@ assert list(it) == list(range(1, 9))
 """
 
 
-def test_a_forked_process_goes_on_from_the_state_or_says_that_it_cannot(tmp_path, monkeypatch):
+def test_a_forked_process_continues_from_the_state_or_says_that_it_cannot(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONDEVMODE", "1")
     assert output(tmp_path, FORK) == []
 

@@ -323,7 +323,7 @@ def stream_model(lengths, keys, boundaries, sizes, on_long):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_streams_go_on_after_any_state_and_any_error(seed):
+def test_streams_continue_after_any_state_and_any_error(seed):
     rng = random.Random(seed)
     lengths = [rng.choice([1, 2, 2, 3, 5, 6, 9]) for _ in range(rng.randint(0, 60))]
     sizes, on_long = [rng.randint(1, 6) for _ in range(3)], rng.choice(["drop", "truncate"])
@@ -341,7 +341,7 @@ def test_streams_go_on_after_any_state_and_any_error(seed):
         it.set_state(states[position])
         assert keys_in(it) == expected[position:]
 
-    # What always fails is left out, whichever iterator continues.
+    # Elements that always fail are skipped, whichever iterator continues.
     bombs, seen = Failing(*bad), []
     failing = ds.map(lambda x: x if bombs(x["key"]) == x["key"] else None).bucket_batch(
         *args, **options
@@ -435,7 +435,7 @@ def test_wrong_arguments():
     ):
         assert_raises(error, match, ds.bucket_batch, *args, **options)
     assert_raises(
-        ValueError, "may leave out elements", ds.filter(bool).bucket_batch, [1] * 4, [1], **two
+        ValueError, "may drop elements", ds.filter(bool).bucket_batch, [1] * 4, [1], **two
     )
     assert_raises(
         ValueError, "is endless: call repeat", ds.repeat().bucket_batch, [1] * 4, [1], **two

@@ -32,7 +32,7 @@ def mixed(functions, weights=None):
 
 
 class Threads:
-    """A function that waits a moment, and counts who is in it and who works ahead."""
+    """A function that waits a moment, and counts the threads in it and those that work ahead."""
 
     def __init__(self):
         self.most = 0
@@ -75,7 +75,7 @@ def test_a_pipeline_has_no_more_threads_than_its_budget(make, num_threads):
     assert threads.most <= max(limit, 20 if num_threads is None else 0)
 
 
-def test_whoever_waits_while_all_threads_are_stuck_helps_himself():
+def test_a_thread_that_waits_while_all_others_are_stuck_computes_itself():
     gate = Gate(1)
     with within(mixed([gate, lambda x: ~x], [1, 300]), max_threads=1) as it:
         num_before = len(list(iter(it.__next__, 0)))  # of the other component
@@ -217,7 +217,7 @@ def test_a_rare_component_is_read_few_elements_ahead(way, starts):
 
 
 @pytest.mark.parametrize("weights", [[1], [3, 1]])
-def test_draws_go_on_after_an_interrupt_at_any_line(weights):
+def test_draws_continue_after_an_interrupt_at_any_line(weights):
     ds = mixed([int] * len(weights), weights)
     expected, number, was_interrupted = list(ds)[:20], 0, True
     while was_interrupted:
@@ -267,4 +267,4 @@ def test_options_say_what_they_want():
     )
     with within(MapDataset.range(9).map(str).to_iter_dataset(ReadOptions(99, 100))) as it:
         next(it)
-        assert it._ctx.budget.max_threads == 99  # a number that a step was given holds
+        assert it._ctx.budget.max_threads == 99  # the number given to a stage holds

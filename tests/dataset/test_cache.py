@@ -151,7 +151,7 @@ def test_states_of_iterators_that_left_out_other_elements():
         rest = [x for x in range(8) if x not in delivered][len(given.get("skipped", [])) :]
         assert list(fresh) == rest
         used.set_state(given)
-        assert set(used) <= set(rest)  # what was left out since may stay so
+        assert set(used) <= set(rest)  # what was skipped since may stay so
         fresh.set_state(used.get_state())
         assert list(fresh) == []
 

@@ -102,7 +102,7 @@ def test_as_a_stage():
     )
     assert plain(device_put(MapDataset.range(3), CPU)) == [0, 1, 2]  # a map dataset will do
     ds = MapDataset.range(4).seed(5).to_iter_dataset()
-    same = ds.map(lambda x: x).map(lambda x: x).map(lambda x: x)  # seeds count its steps
+    same = ds.map(lambda x: x).map(lambda x: x).map(lambda x: x)  # seeds count its stages
     assert list(put(ds).random_map(lambda x, rng: rng.random())) == list(
         same.random_map(lambda x, rng: rng.random())
     )

@@ -70,7 +70,7 @@ def test_datasets_and_iterators_are_read_from_the_source_down():
     )
 
 
-def test_branches_lead_to_what_stands_below_them_and_what_is_shared_is_shown_once():
+def test_branches_lead_to_the_stage_below_them_and_what_is_shared_is_shown_once():
     shared = RANGE.map(len)
     inner = ZipMapDataset([shared, shared.shuffle(seed=1)])
     assert repr(ZipMapDataset([inner, MapDataset.range(4)]).batch(2)) == lines(

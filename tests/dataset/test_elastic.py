@@ -153,7 +153,7 @@ def test_it_is_an_iterator_and_a_dataset():
     it = make()
     assert isinstance(it, DatasetIterator) and isinstance(it, IterDataset)
     assert iter(it) is it and next(it).tolist() == [0, 2]
-    assert next(iter(it)).tolist() == [4, 6]  # it does not begin again
+    assert next(iter(it)).tolist() == [4, 6]  # it does not restart
     assert (
         str(it) == "ElasticIterator(global_batch_size=4, shard_options=ShardOptions(shard_index=0,"
         " shard_count=2, drop_remainder=False))"
@@ -345,7 +345,7 @@ def test_endless_filters_and_missing_elements():
         )
     )
     assert_stays(it, ValueError, r"dropped 100\.00% of 1000")
-    # What a map leaves out is an error.
+    # A hole of a map is an error.
     for ds in (MapDataset.range(8), MapDataset.range(8).filter(lambda x: True)):
         for leave_out in (lambda x: None, lambda x: None if x == 2 else x):
             it = elastic(ds.map(leave_out), 4)

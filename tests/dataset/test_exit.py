@@ -1,6 +1,4 @@
-"""Leaving the interpreter with live iterators: silently, whatever they are doing, in C++ code
-too.
-"""
+"""Leaving the interpreter with live iterators is silent, in any state of theirs, also in C++."""
 
 from pathlib import Path
 

@@ -109,7 +109,7 @@ same, lists, pairs = (
 prefetched = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
 prefetched_directly = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=0)
 in_threads = partial(gx.multithread_prefetch, num_threads=3, buffer_size=2)
-# What may stand behind a stage without effect on what its errors say.
+# Stages downstream that have no effect on the errors of a stage.
 AFTER = [
     *(alone, same, lists, prefetched, prefetched_directly, in_threads, LocalWorkersIterDataset),
     lambda ds: pairs(same(lists(ds))),
@@ -170,7 +170,7 @@ STAGES = [
 
 
 @pytest.mark.parametrize("number", range(len(STAGES)))
-def test_the_place_is_the_same_whatever_stands_behind(number):
+def test_the_place_is_the_same_with_any_stages_downstream(number):
     make, expected = STAGES[number]
     for turn, after in enumerate(AFTER, start=number):
         note = note_of(after(make(MODES[turn % 3])))
@@ -324,7 +324,7 @@ def test_of_what_stages_check_themselves(ds, expected):
 
 
 @pytest.mark.parametrize("after", [alone, prefetched, prefetched_directly])
-def test_one_exception_raised_at_several_elements_tells_the_last(after):
+def test_one_exception_raised_at_several_elements_names_the_last(after):
     error = Boom("always the same")
     error.add_note("mine")
     it = iter(after(STREAM.map(raises(error))))
@@ -338,7 +338,7 @@ def test_one_exception_raised_at_several_elements_tells_the_last(after):
     assert caught.value is error
 
 
-def test_nested_pipelines_tell_the_innermost():
+def test_nested_pipelines_name_the_innermost():
     def inner(x):
         return next(iter(MapDataset.source([x]).map(fails).to_iter_dataset(DIRECT)))
 
@@ -417,7 +417,7 @@ def test_what_users_objects_do_when_asked_replaces_nothing():
 def test_interrupts_get_no_note_but_the_end_of_an_iterator_does(error):
     caught = error_of(BASE.map(raises(error)).to_iter_dataset(DIRECT))
     assert type(caught) is error and not hasattr(caught, "__notes__")
-    # that of a user who looks at it
+    # that of the user's traceback
     assert ("__next__" in frames(caught)) == (error is not KeyboardInterrupt)
     for after in (alone, prefetched, in_threads, LocalWorkersIterDataset):
         caught = error_of(after(STREAM.map(raises(StopIteration))))

@@ -23,7 +23,7 @@ def kept_at(*positions):
     return frozenset(positions).__contains__
 
 
-# How the pipeline filters: on the way (a step of the stream), or before it became a stream.
+# How the pipeline filters: as a stage of the stream, or before it became a stream.
 PLACES = {
     "iter": lambda keep, n, options: MapDataset.range(n).to_iter_dataset(options).filter(keep),
     "map": lambda keep, n, options: MapDataset.range(n).filter(keep).to_iter_dataset(options),
@@ -67,13 +67,13 @@ def test_the_window_is_a_thousand_elements_sharp(place, mode, batch):
 
 
 @each_place
-def test_an_error_comes_at_its_element_and_reading_can_go_on_or_skip_it(place):
+def test_an_error_comes_at_its_element_and_reading_can_continue_or_skip_it(place):
     for mode in MODES:
         it = iter(pipeline(place, kept_at(5, *range(1000, 1010)), 1010, 0.9, mode))
         assert next(it) == 5
         assert_raises(ValueError, r"99\.90%", next, it)
         assert it.get_state() == {"next_index": 6}
-        assert next(it) == 1000  # counting begins again: 994 make no full window
+        assert next(it) == 1000  # counting restarts: 994 make no full window
     it = iter(pipeline(place, kept_at(1500), 2900, 0.9))
     for after, following in ((1000, 1500), (2000, None)):
         assert_raises(ValueError, "beforehand", next, it)
@@ -158,7 +158,7 @@ def test_when_it_warns(place, caplog):
 
 @each_place
 def test_blocks_of_blocks_do_not_swallow_the_error(place):
-    """A block that fails is taken again by every step behind it: the error is to come again, until
+    """A block that fails is taken again by every downstream stage: the error must come again, until
     the user has it.
     """
     shuffled = lambda ds: ds.window_shuffle(3, seed=0).batch(2)  # noqa: E731

@@ -43,7 +43,7 @@ HANDLER, MANY = CheckpointHandler(), 600  # elements of a lane without end: no h
 
 
 class Keep:
-    """About a part of the integers, whatever their order."""
+    """About a part of the integers, in any order."""
 
     def __init__(self, part, seed):
         self.part, self.seed = part, seed
@@ -375,7 +375,7 @@ def failing(at, **more):
 
 @pytest.mark.parametrize("num_workers", [0, 2, None])
 def test_errors_come_in_their_turn_and_can_be_skipped(num_workers):
-    """Also where hosts look ahead, and have to agree: what comes before them is delivered, and they
+    """Also where hosts look ahead, and have to agree: elements before them are delivered, and they
     count as steps.
     """
     agrees = {"shard_options": ShardOptions(0, 2), "agree": lambda num: num, "agree_every": 5}
@@ -565,7 +565,7 @@ def test_states_that_do_not_fit_are_refused():
     assert merged == {"parent": merge_states(states[::-1]), "index": 3}
 
 
-def test_checkpoints_go_on_in_another_number_of_processes(tmp_path):
+def test_checkpoints_continue_in_another_number_of_processes(tmp_path):
     ds = (
         MapDataset.range(200)
         .shuffle(seed=1)
@@ -605,7 +605,7 @@ def test_processes_compute_lanes():
             found = [repr(next(it)) for _ in range(3)]
             state = through_json(it.get_state())
             assert [*found, *map(repr, it)] == alone
-            it.set_state(state)  # with histories, states go from workers to anybody else
+            it.set_state(state)  # with histories, states go from workers to other executors
             assert repr(next(it)) == alone[3]
 
 

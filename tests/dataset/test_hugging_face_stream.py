@@ -1,5 +1,5 @@
-"""``HuggingFaceIterDataset``: the library's examples, resumed exactly whatever the library did to
-them, and shared by workers.
+"""``HuggingFaceIterDataset``: the library's examples, resumed exactly after any operation of
+the library, and shared by workers.
 """
 
 import json
@@ -145,7 +145,7 @@ def in_epoch(ds, epoch):
 
 
 def random_stream(seed, folder):
-    """A stream of some steps, and their names; ``None`` if the library does not have it."""
+    """A stream of some stages, and their names; ``None`` if the library does not have it."""
     rng = random.Random(seed)
     names = [rng.choice(KINDS)]
     ds = source(names[0], folder)
@@ -222,7 +222,7 @@ def test_every_join_is_resumed_exactly(join, folder):
         )
         check_resumes_exactly(HuggingFaceIterDataset(ds), join, some)
     # Shards of what gives tables in part may give nothing else, which the library does not expect
-    # behind a step.
+    # downstream of a stage.
     ds = STEPS["shuffle_files"](ds.map(with_y), None)
     check_resumes_exactly(HuggingFaceIterDataset(ds), join, some)
 
@@ -420,7 +420,7 @@ def test_shards_are_shared_where_every_example_is_looked_at_alone(folder):
     assert parts(ds.map(with_number, with_indices=True), 2)[1] == [11, 13, 20, 22, 24, 31, 33]
 
 
-def test_workers_list_nothing_anew(folder, tmp_path):
+def test_workers_do_not_list_files_again(folder, tmp_path):
     for file in folder.glob("*.jsonl"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     stream = datasets.load_dataset(
@@ -454,7 +454,7 @@ def test_what_fails_in_the_library_fails_again_and_cannot_be_skipped(folder):
     for _ in range(3):
         assert_raises(ValueError, "twelve is bad", next, it)
     assert_raises(
-        NotImplementedError, r"cannot move past .*\.map\(\.\.\.\) of the pipeline", it.skip_failed
+        NotImplementedError, r"cannot move past .*such as \.map\(\.\.\.\)", it.skip_failed
     )
     it.set_state(before)
     assert_raises(ValueError, "twelve is bad", next, it)

@@ -485,7 +485,7 @@ class TestErrors:
                 assert next(it) == x
                 states.append(it.get_state())
             assert next(it, "end") == "end"
-            for i, state in enumerate(states, k):  # also behind it the file is not opened
+            for i, state in enumerate(states, k):  # also after it the file is not opened
                 for again in (it, iter(ds)):
                     again.set_state(through_json(state))
                     assert list(again) == expected[i:]
@@ -502,7 +502,7 @@ class TestErrors:
         can_open = Failing(1, times=100)
         it = iter(opening(can_open, [2, 2], 2, WAYS[0]))
         assert next(it) == (0, 0)
-        for _ in range(3):  # it is tried once for every ``next``
+        for _ in range(3):  # one attempt for every ``next``
             before = can_open.left[1]
             fails(it, Boom)
             it.get_state()
@@ -511,8 +511,8 @@ class TestErrors:
 
     @each_way
     def test_going_back_after_an_error_opens_nothing(self, way):
-        """A batch that failed has to be begun again; files that cannot be opened again just then
-        must not make that fail.
+        """A batch that failed has to be restarted; files that cannot be opened again just then must
+        not make that fail.
         """
         opened = Counter()
 

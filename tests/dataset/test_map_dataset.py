@@ -492,7 +492,7 @@ SEEDS = [
     (STREAM.random_map(draw), None, (42, 2)),
     (WithOptionsIterDataset(STREAM, DatasetOptions()).random_map(str), None, (42, 3)),
     (STREAM.seed(5).random_map(str), None, (5, 1)),
-    # The nearest seed counts; ``None`` is no seed point, but a step.
+    # The nearest seed counts; ``None`` is no seed point, but a stage.
     (NINE.seed(1).map(str).seed(2).shuffle(), None, (2, 1)),
     (NINE.seed(1).map(str).seed(2).seed(None).shuffle(), None, (2, 2)),
     (NINE.seed(1).shuffle(seed=5).shuffle(), None, (1, 2)),

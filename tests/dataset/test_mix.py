@@ -65,7 +65,7 @@ class Diagonal(DatasetSelectionMap):
 
 
 class Name(str):
-    """A text that is no other text: as a key it differs from whatever looks the same."""
+    """A text that is no other text: as a key it differs from any text that looks the same."""
 
     __hash__ = object.__hash__
 

@@ -187,7 +187,7 @@ def flat(element):
         {"a": 1, "b": 2},
         {"a": 0.7, "b": 0.2, "c": 0.1},
         Schedule({0: {"a": 1, "b": 3}, 20: {"a": 4, "b": 1}}),
-        {name: 1 + i % 4 for i, name in enumerate(ascii_lowercase)},  # so many are in a tree
+        {name: 1 + i % 4 for i, name in enumerate(ascii_lowercase)},  # this number needs a tree
         Schedule(
             {
                 0: dict.fromkeys(ascii_lowercase[:20], 1),
@@ -419,7 +419,7 @@ def test_what_is_gone_is_dropped_by_name(tmp_path):
     assert_raises(StateMismatchError, "CheckpointRestore", handler.restore, tmp_path, iter(left))
     arguments = gristmill.checkpoint.CheckpointRestore(iter(left), drop={"c"})
     assert handler.restore(tmp_path, args=arguments).counts().keys() == {"a", "b"}
-    # Of what is held behind another step that holds elements it is not known whose it is.
+    # The component of elements held downstream of another stage that holds elements is not known.
     packed = iter(STEPS["windows in bins"](mixture({"a": 1, "b": 1, "c": 2})))
     next(packed)
     other = iter(STEPS["windows in bins"](left))

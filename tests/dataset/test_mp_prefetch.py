@@ -282,7 +282,7 @@ class TestErrors:
         it.set_state(it.get_state())
         assert list(it) == [3, 4, 5, 6, 7]
         # What had ended is still known to have ended, and so the state says, also when the error is
-        # left out.
+        # skipped.
         it = iter(
             LocalWorkersIterDataset(numbers(10).filter(lambda x: x % 2 or x < 4).map(failing(5)), 2)
         )
@@ -386,7 +386,7 @@ class TestErrors:
         for _ in range(2):
             with pytest.raises(TypeError, match="cannot pickle") as caught:
                 next(it)
-            # the last one is about frames that are left out
+            # the last one is about frames that are omitted
             *of_pickle, note, _ = caught.value.__notes__
             assert len(of_pickle) <= 1  # Python 3.14 adds many
             assert "MapMapDataset" in note and "lambda" in note and "FilterIterDataset" not in note
@@ -449,7 +449,7 @@ class TestProcesses:
         pairs = list(zip(iter(ds), iter(ds), strict=True))
         assert [a[0] for a, _ in pairs] == [b[0] for _, b in pairs] == [*range(6)]
         assert not self.pids(a for a, _ in pairs) & self.pids(b for _, b in pairs)
-        # Sources and transforms are as they were made, whatever the last iterator has left in them.
+        # Sources and transforms are as they were made, without changes by the last iterator.
         calls = []
         ds = (
             numbers(3)
@@ -469,7 +469,7 @@ class TestProcesses:
         ended.set_state(iter(ds).get_state())
         assert not self.pids(ended) & of_ended
 
-    def test_one_that_is_closed_while_its_workers_are_hired_leaves_none(self):
+    def test_one_that_is_closed_while_its_workers_are_acquired_leaves_none(self):
         class Closes:
             it = None
 
@@ -484,7 +484,7 @@ class TestProcesses:
         fails(it, ValueError, match="is closed")
         assert not [worker for worker in it._gm_engine.worker_processes() if worker.is_alive()]
 
-    def test_a_stuck_worker_is_replaced_when_nobody_wants_its_element_any_more(self, tmp_path):
+    def test_a_stuck_worker_is_replaced_when_its_element_is_no_longer_needed(self, tmp_path):
         pid_file = tmp_path / "pid"
 
         def stuck_once(x):

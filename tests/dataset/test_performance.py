@@ -50,8 +50,7 @@ def memory_of_a_machine_of_our_own(monkeypatch, tmp_path, caplog):
         (STREAM, 45.5, 30, None, (4, 4)),
         (RANGE.to_iter_dataset(), 374.5 * sys.getsizeof(1) / MIB, 3000, 5000, (374, 374)),
         (IterDataset.mix([BIG.to_iter_dataset(), STREAM.batch(2)]), 100, 3000, 5000, (7, 5)),
-        # a map dataset is measured too: Grain takes 1000 elements for the buffer, whatever their
-        # size
+        # a map dataset is measured too: Grain takes 1000 elements for the buffer, of any size
         (BIG, 45, 30, None, (4, 4)),
         (BIG.batch(2), 45, 30, None, (2, 2)),
         (RANGE, 10**6, None, None, (usable_cpus(), 1000)),
@@ -92,7 +91,7 @@ def test_sizes_and_no_more_than_the_control_group_has_left(tmp_path):
 
 
 def test_warnings(caplog):
-    for ds in (BIG[:4], BIG[:0], RANGE.filter(lambda x: x < 3)):  # too few elements to tell
+    for ds in (BIG[:4], BIG[:0], RANGE.filter(lambda x: x < 3)):  # too few elements to measure
         assert pick(ds.to_iter_dataset(), ram_budget_mb=20, max_workers=8, max_buffer_size=77) == (
             8,
             77,

@@ -64,7 +64,7 @@ class TestThreadsAndBlocks:
         ("num", "num_threads", "num_cpus", "at_once", "in_the_end"),
         [(100, 4, 16, 4, 4), (100, 5, 2, 2, 5), (3, 16, 16, 3, 3)],
     )
-    def test_slow_storage_is_asked_by_a_thread_for_each_cpu_and_more_when_somebody_waits(
+    def test_slow_storage_is_asked_by_a_thread_for_each_cpu_and_more_when_the_consumer_waits(
         self, num, num_threads, num_cpus, at_once, in_the_end, starts, monkeypatch
     ):
         monkeypatch.setattr(budget, "_NUM_CPUS", num_cpus)

@@ -1,5 +1,5 @@
-"""``resize`` of local pools: nothing is lost, and nothing is computed twice, whatever happens to
-workers meanwhile.
+"""``resize`` of local pools: nothing is lost, and nothing is computed twice, in spite of failures
+of workers meanwhile.
 """
 
 import contextlib

@@ -138,7 +138,7 @@ def test_plans_are_kept_by_phase_and_size():
             for start in [*starts, *starts[::-1]]:
                 shares, places = selection_map.select(range(start, start + num))
                 assert flat(shares, places) == [selection_map[i] for i in range(start, start + num)]
-                shares.clear()  # who gets a plan cannot change what is kept
+                shares.clear()  # changes of a plan do not change the cached one
     info = selection._plan.cache_info()
     assert info.hits > info.misses > 0
 

@@ -27,7 +27,7 @@ THREADS = ReadOptions(3, 12)
 
 
 def number(record):
-    """Of a record of whatever source."""
+    """Returns an element made from a record of any source."""
     record = record["x"] if isinstance(record, dict) else record
     return int(record)
 

@@ -89,7 +89,7 @@ class Doubled(MapDataset):
 
 
 class LateSeed(IterDataset):
-    """Asks for its default seed as late as can be; and makes a random step of its own when it is
+    """Asks for its default seed as late as possible; and makes a random stage of its own when it is
     iterated.
     """
 
@@ -195,7 +195,7 @@ def test_datasets_that_slice_themselves():
             self.files[:] = self.files[sl]
 
     class Limited(Wrapped):
-        """The walk stops here, whatever comes before."""
+        """The walk stops here, for any stages upstream."""
 
         def set_slice(self, sl, sequential_slice=False):
             self.sl = sl
@@ -282,7 +282,7 @@ TEXTS = FIVE.map(str)
             FIVE.shuffle(seed=4).repeat(3, reseed_each_epoch=False),
             [list(part.shuffle(seed=4)) * 3 for part in PARTS],
         ),
-        # Element-wise steps of users are copied.
+        # Element-wise stages of users are copied.
         (Doubled(MapDataset.range(1)), [[0], []]),
         (Doubled(MapDataset.range(0), factor=[]), [[], []]),
         (Doubled(MapDataset.range(5), factor=np.array(5)), [[0, 5, 10], [15, 20]]),

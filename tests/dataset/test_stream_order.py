@@ -278,7 +278,7 @@ def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
     alone = iter(ds)
     alone.set_state(state)
     assert [*alone] == [str(x) for x in range(13, 30)]
-    # Options behind an interleave act in the workers.
+    # Options downstream of an interleave act in the workers.
     strict = WithOptionsIterDataset(
         InterleaveIterDataset(
             [MapDataset.range(3000).to_iter_dataset().filter(lambda x: x < 5)] * 2, cycle_length=2
@@ -313,7 +313,7 @@ def test_errors_name_the_step_and_the_element():
     assert_raises(ValueError, r"an element is None.*filter.*order='workers'", next, it)
 
 
-def test_a_filter_that_drops_too_much_is_told_at_the_same_element():
+def test_a_filter_that_drops_too_much_is_reported_at_the_same_element():
     options = DatasetOptions(filter_raise_threshold_ratio=0.7)
     for ds in (
         MapDataset.range(4000)

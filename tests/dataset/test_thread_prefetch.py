@@ -56,7 +56,7 @@ class TestElementsAndStates:
         assert list(it) == list(range(1000, 2000))
         assert set(source.sizes[num + 5 :]) == {1}
 
-    def test_states_compute_nothing_and_wait_for_nobody_and_set_state_for_the_thread(self):
+    def test_states_compute_nothing_and_do_not_wait_and_set_state_waits_for_the_thread(self):
         gate = Gate(is_open=True)
         # which is used by one thread at a time
         it = ahead(computing_ahead.ClosingDataset(numbers(20), gate))
@@ -108,7 +108,7 @@ def test_the_dataset_and_its_arguments():
     seeded = numbers(4).seed(1)
     ds = ThreadPrefetchIterDataset(seeded, prefetch_buffer_size=2)
     assert str(ds) == "ThreadPrefetchIterDataset(prefetch_buffer_size=2)"
-    # it is a step for seeds
+    # it is a stage for seeds
     assert ds._default_seed == seeded.map(str)._default_seed != seeded._default_seed
     assert list(ThreadPrefetchIterDataset(MapDataset.range(4), prefetch_buffer_size=2)) == [
         0,

@@ -441,7 +441,7 @@ class TestThreads:
         assert [node.place for node in nodes] == ["consumer", *["workers"] * 5]
         assert view.snapshot().workers[0].num_workers == 2
 
-    def test_a_program_ends_in_silence_with_threads_in_functions_and_goes_on_after_a_fork(
+    def test_a_program_ends_in_silence_with_threads_in_functions_and_continues_after_a_fork(
         self, tmp_path
     ):
         program = """

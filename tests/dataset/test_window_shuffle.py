@@ -108,7 +108,7 @@ def test_errors_in_the_next_window_and_behind():
     failing.left.clear()
     assert list(it) == TWELVE[4:]
     assert not {0, 1, 2, 3}.intersection(keys[4:])  # it did not cost the last window
-    # What fails behind it finds the elements as they were.
+    # Failures downstream find the elements as they were.
     records = MapDataset.range(6).map(lambda x: {"x": x}).to_iter_dataset()
     failing = Failing(3, times=1, error=OSError)
     it = iter(

@@ -93,7 +93,7 @@ def test_random_pipelines_are_those_without_processes(seed, patient):
     both = [iter(ds) for ds in made]
     saved = [both[0].get_state()]
     for _ in range(60):
-        action = rng.choice(["next"] * 8 + ["save", "restore", "anew", "close", "prefetch"])
+        action = rng.choice(["next"] * 8 + ["save", "restore", "new", "close", "prefetch"])
         if action == "next":
             here, there = [[outcome(it) for _ in range(4)] for it in both]
             assert here == there
@@ -147,7 +147,7 @@ def test_there_is_one_set_of_processes_for_all_and_a_second_epoch_has_the_same(p
 
 
 @pytest.mark.parametrize("stuck", [3, 1000])
-def test_nobody_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, stuck):
+def test_no_component_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, stuck):
     os.mkfifo(tmp_path / "pipe")
 
     def note(x):
@@ -168,7 +168,7 @@ def test_nobody_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, st
     it.close()
 
 
-def test_a_record_that_kills_is_told_of_by_its_own_component_alone():
+def test_a_record_that_kills_is_reported_by_its_own_component_alone():
     def taken(fail, workers, error, match):
         parts = [
             MapDataset.range(1000, 4000),
@@ -194,7 +194,7 @@ def test_a_record_that_kills_is_told_of_by_its_own_component_alone():
 
 
 @pytest.mark.parametrize("after", [0, 30, 700])
-def test_after_a_death_all_go_on_and_one_says_so(after):
+def test_after_a_death_all_continue_and_one_says_so(after):
     it, deaths = iter(IterDataset.mix(parts_of(4, 3000, 2, num_lanes=3))), []
     it.start_prefetch()
     seen = [*islice(it, after)]

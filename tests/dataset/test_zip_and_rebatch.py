@@ -290,7 +290,7 @@ def test_batches_that_cannot_be_joined_or_have_no_arrays():
         assert_raises(ValueError, "needs batches, pytrees with arrays", next, it)
         it.skip_failed()
         assert next(it).tolist() == [0, 1]
-    # A row behind the batch is refused when it is read.
+    # A row past the end of the batch is refused when it is read.
     it = iter(RebatchIterDataset(ragged([4, 4]), 3))
     it.set_state({"parent": {"next_index": 0}, "batch_idx": 5})
     assert_stays(it, StateIndexError, r"batch_idx .* must be in \[0, 4\], the rows there, got 5")

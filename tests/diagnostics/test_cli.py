@@ -209,8 +209,13 @@ def test_messages_name_options(folder, call):
         ("shuffle @numbers --batch-size 0", ": --batch-size must be a positive integer, got 0"),
         ("shuffle @numbers --batch-size 99", "choose a smaller --batch-size"),
         ("shuffle @images --batch-size 2", "pass --key, the name of the entry"),
+        (
+            "shuffle @images --batch-size 2 --key size",
+            ": --key must be the name or number of an entry",
+        ),
         ("write @numbers written/a --codec x", ": --codec must be one of 'bytes'"),
         ("write @numbers written/a --option x=1", "x is no option of --format array_record;"),
+        ("write @numbers written/a --append --overwrite", ": --append and --overwrite cannot"),
     ):
         text = call(command, 2)
         assert words in text and not re.search(r"\b(key|codec|batch_size|format)=(?!8)", text), text
@@ -629,7 +634,7 @@ def test_words_of_positions():
         ),
         (
             numbers.map(lambda x: 1 // x).tolerate(max_rate=None).to_iter_dataset(),
-            *(1, "next index: 2 of 10 in TolerateMapDataset (20%)", "tolerated: 1 passed over"),
+            *(1, "next index: 2 of 10 in TolerateMapDataset (20%)", "tolerated: 1 fault"),
         ),
     ):
         with iter(ds) as it:
@@ -639,7 +644,7 @@ def test_words_of_positions():
     of_shards = {"global_next_index": 8, "faults": [{"total": 1, "tried": 4}]}
     assert position_lines(of_shards, None) == [
         "next index of all shards: 8",
-        "tolerated: 1 of 4 elements passed over",
+        "tolerated: 1 fault in 4 elements",
     ]
     shard = gristmill.sharding.ShardOptions(1, 3, drop_remainder=True)
     # 4 records in each epoch

@@ -262,7 +262,7 @@ def test_the_drawing_has_every_stage_above_its_consumers_and_says_what_it_is_als
     _, frames, texts = boxes(graph_svg(Graph((Stage(0, f"Long({'x, ' * 500})", (), "y" * 5000),))))
     assert len(texts[0]) == 10 and frames[0][2] - frames[0][0] < 400
     graph = graph_of(MapDataset.mix([MapDataset.range(i + 1).map(len) for i in range(100)]))
-    svg = graph_svg(graph)  # inputs are left out of the drawing only
+    svg = graph_svg(graph)  # inputs are missing in the drawing only
     assert len(boxes(svg)[1]) == 1 + 2 * 10 and "… 90 more" in svg
     assert (
         graph_text(graph).count("RangeMapDataset")

@@ -407,7 +407,7 @@ def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_befo
     assert vars(BareIterator)["__next__"] is own[0]
 
 
-def test_the_option_observes_what_is_before_and_after_it_and_goes_on():
+def test_the_option_observes_what_is_before_and_after_it_and_continues():
     tracked = WithOptionsIterDataset(
         MapDataset.range(40).to_iter_dataset(DIRECT).map(lambda x: x), TRACKED
     )

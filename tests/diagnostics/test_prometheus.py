@@ -321,7 +321,7 @@ def test_faults_are_counted_when_they_are_passed_and_stay_when_the_pipeline_is_g
         assert view.summary().faults == {by_index: 1} and 3 not in first
         it.set_state(start)
         assert len(list(it)) == 57 and it.faults().total == 3
-    line = f"faults passed over: 2 by {by_index}, 1 by {of_stream}"
+    line = f"faults tolerated: 2 by {by_index}, 1 by {of_stream}"
     for text in (str(view.summary()), view.summary()._repr_html_(), view.report()):
         assert line in text
     assert view.summary().to_dict()["faults"] == {by_index: 2, of_stream: 1}

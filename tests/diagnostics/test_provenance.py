@@ -46,10 +46,10 @@ def keys(told):
 
 
 def boom(*args):
-    raise AssertionError("nobody needs this element")
+    raise AssertionError("this element is not needed")
 
 
-def test_what_is_told_of_a_record():
+def test_the_fields_of_a_record():
     web = (
         MapDataset.source(RangeDataSource(0, 6, 1))
         .seed(7)
@@ -108,7 +108,7 @@ def test_functions_run_only_where_they_decide():
     assert explain(it) == explain(ds, step=1) and explain(ds, step=3).rows and not seen
     it = iter(MapDataset.range(30).map(lambda x: x if x % 3 else None).to_iter_dataset().batch(4))
     next(it), next(it)
-    assert keys(explain(it)) == [[7], [8], [10], [11]]  # although it left out some
+    assert keys(explain(it)) == [[7], [8], [10], [11]]  # although it dropped some
 
 
 BASE = MapDataset.range(60)
@@ -499,7 +499,7 @@ def packed():
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_ledger_goes_on_after_restarts_and_damage(tmp_path, every):
+def test_a_ledger_continues_after_restarts_and_damage(tmp_path, every):
     path, ds = tmp_path / "ledger", packed()
     it = iter(ds)
     expected = [explain(it) for _ in it]
@@ -629,7 +629,7 @@ def test_a_full_disk_loses_nothing_that_is_followed(tmp_path):
     )
 
 
-def test_a_ledger_whose_beginning_was_torn_by_a_full_disk_goes_on(tmp_path):
+def test_a_ledger_whose_beginning_was_torn_by_a_full_disk_continues(tmp_path):
     ds, path = MapDataset.range(7).to_iter_dataset().filter(lambda x: x % 2), tmp_path / "ledger"
     it, limits = Ledger(path).follow(iter(ds)), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

@@ -348,7 +348,7 @@ class Hostile:  # a source of a user's, or what makes a transformation or a data
     __str__ = __repr__
 
 
-class Broken(MapDataset):  # fails whatever it is asked
+class Broken(MapDataset):  # every method fails
     def fail(self, *args):
         raise RuntimeError("no")
 

@@ -383,7 +383,7 @@ LOAD = WorkerLoad(0, 1, 0, SECOND, SECOND // 2, 0, SECOND, 10**6)
         ),
     ],
 )
-def test_stages_that_compete_are_judged_by_what_they_take_alone(
+def test_stages_that_compete_are_compared_by_what_they_take_alone(
     snapshot, run, cpus, ceiling, monkeypatch
 ):
     monkeypatch.setattr(verdict, "usable_cpus", lambda: cpus)
@@ -485,7 +485,7 @@ def test_one_thread_that_reads_and_a_step_that_is_shorter():
         (3, {"max_bytes_ahead": 200}, "memory", "max_bytes_ahead=800"),
     ],
 )
-def test_who_waited_for_the_budget_is_told_as_text_as_data_and_by_the_diagnosis(
+def test_stages_that_waited_for_the_budget_are_in_text_in_data_and_in_the_diagnosis(
     num, options, kind, advice
 ):
     ds = IterDataset.mix([SLOW.map(lambda x: np.full(10, x)).to_iter_dataset() for _ in range(num)])
@@ -563,7 +563,7 @@ def test_imports_of_workers_that_take_long_are_named(tmp_path, monkeypatch):
     assert "inside of the functions that need it" in text
 
 
-def test_workers_tell_of_their_budgets():
+def test_workers_report_their_budgets():
     ds = IterDataset.mix([SLOW.to_iter_dataset() for _ in range(4)])
     it = iter(WithOptionsIterDataset(ds, DatasetOptions(max_threads=4)).mp_prefetch(processes(2)))
     with it, observe(it) as view:

@@ -274,7 +274,7 @@ def test_the_story_of_a_row_ends_with_the_row(ds):
         while isinstance(found := seen.at(Step(3)), Waiting):
             pass
         for row in range(3):
-            while isinstance(story := seen.story(found, row), Waiting):
+            while isinstance(story := seen.history(found, row), Waiting):
                 pass
             last = [stage.element for stage in story.stages if not stage.is_same][-1]
             np.testing.assert_equal(last["image"], found.output.element["image"][row])
@@ -358,7 +358,7 @@ def test_errors_and_ends_are_pages():
     ]
 
 
-def test_who_waits_is_told_what_for(monkeypatch):
+def test_a_page_that_waits_says_what_for(monkeypatch):
     monkeypatch.setattr(outputs, "_WAIT_SECONDS", 0.3)
     monkeypatch.setattr(outputs, "_READ_SECONDS", 0.2)
     go_on = threading.Event()

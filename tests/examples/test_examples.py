@@ -62,7 +62,7 @@ def test_examples_are_short_run_and_shown(example: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
+def test_training_digits_is_stopped_and_resumed(tmp_path: Path) -> None:
     output = run_example(
         "train_digits_story.py", "--out", tmp_path, "--steps", 160, "--save-every", 32
     )
@@ -70,9 +70,9 @@ def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
     assert re.search("resuming after step (32|64)", output)  # 64 may be on its way
     assert SAME in output
     assert accuracy_in(output) > 90
-    passed_over = re.findall(r"(\d+) of (\d+) records passed over", output)
-    assert passed_over == 2 * [passed_over[0]]  # the counts are in the checkpoint
-    assert int(passed_over[0][0]) in (7, 8)
+    skipped = re.findall(r"(\d+) of (\d+) records skipped", output)
+    assert skipped == 2 * [skipped[0]]  # the counts are in the checkpoint
+    assert int(skipped[0][0]) in (7, 8)
     assert len(set(re.findall(r"final parameters (\w+)", output))) == 1
     assert len(steps_in(tmp_path / "seed0-batch64-workers0/uninterrupted/log.txt")) == 161
     for picture in ["loss.png", "digits.png"]:
@@ -105,18 +105,18 @@ def test_an_interrupted_run_with_a_worker_resumes_by_running_again(tmp_path: Pat
     assert "seed=7" in state.read_text()
 
 
-def test_a_loader_of_digits_goes_on_at_a_position(tmp_path: Path) -> None:
+def test_a_loader_of_digits_continues_at_a_position(tmp_path: Path) -> None:
     output = run_example("digits_loader.py", "--out", tmp_path)
     assert "1437 records of 65 bytes in 4 files" in output
     assert re.search(
-        r"in an epoch 1 record is passed over: .*cannot read record 39 of .*train-00002-of-00004",
+        r"in an epoch 1 record is skipped: .*cannot read record 39 of .*train-00002-of-00004",
         output,
     )
     assert "the next batch, and that of a new loader at its position: bit-identical" in output
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
 
 
-def test_tokens_of_two_formats_are_the_same_and_a_run_goes_on_with_the_other(
+def test_tokens_of_two_formats_are_the_same_and_a_run_continues_with_the_other(
     tmp_path: Path,
 ) -> None:
     output = run_example("tokens_from_files.py", "--out", tmp_path)
@@ -260,7 +260,7 @@ def test_both_verdicts_and_the_same_batches(tmp_path):
         output.splitlines()[-1],
     )
     (faults,) = re.findall(
-        r"^(\d+) of 128 photos passed over: OSError: image file is truncated \(.*\)$",
+        r"^(\d+) of 128 photos skipped: OSError: image file is truncated \(.*\)$",
         output,
         re.MULTILINE,
     )
@@ -381,7 +381,8 @@ def check_story(folder, count, *args):
         rows += [
             line.split()[2] for line in (folder / "undisturbed" / log).read_text().splitlines()[:-1]
         ]
-    assert len(set(rows)) == 40 * count  # everybody has other rows, and other ones in every step
+    # every process has other rows, and other ones in every step
+    assert len(set(rows)) == 40 * count
 
 
 @pytest.mark.slow

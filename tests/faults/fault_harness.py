@@ -89,7 +89,7 @@ class Program:
         return Outcome(code, out, self._err.read_text(), ended - max([self.since, *stamps]))
 
     def kill(self):
-        """Leaves nothing behind, whatever the program did."""
+        """Leaves nothing behind, for every program."""
         for process_id in process_ids(self.token):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)

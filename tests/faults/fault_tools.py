@@ -108,7 +108,7 @@ def dataset(work, num, workers):
 
 
 def inside(work, num, workers):
-    """An ``IterDataset`` with other iterators behind the workers."""
+    """An ``IterDataset`` with other iterators downstream of the workers."""
     return dataset(work, num, workers).map(lambda x: x).batch(1).map(lambda x: x[0])
 
 

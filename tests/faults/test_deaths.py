@@ -1,4 +1,4 @@
-"""A worker that dies, by whatever cause: reported at once and in words, and nothing is lost."""
+"""A worker that dies, for any reason: reported at once and in words, and nothing is lost."""
 
 import pytest
 from fault_harness import check_parts
@@ -27,7 +27,8 @@ def check_deaths(die, how, workers, api, is_small):
     # were begun with it may, too.
     num = check_death(iter(APIS[api](Deadly(die, 5, size=20_000), 12, workers)), [*range(12)], how)
     assert num >= 5, (how, num)
-    # many are sent at a time; it dies once, which is told at the latest behind those that it was at
+    # many are sent at a time; it dies once, which is reported at the latest after the elements that
+    # it was at
     if is_small:
         num = check_death(iter(APIS[api](Deadly(die, 300), 5000, workers)), [*range(5000)], how)
         assert 0 < num < 5000, (how, num)
@@ -254,7 +255,7 @@ it.close()
 (FOLDER / "end").touch()
 """
 NO_DEATHS = """
-gc.disable()  # the iterator goes when nobody refers to it, with its error or without
+gc.disable()  # the iterator is freed with its last reference, with its error or without
 watch = Watch()
 errors = [
     ValueError("v"),

@@ -22,7 +22,7 @@ with limited(64):
         check(range(40), list(APIS[api](Work("full", size=100_000), 40, 2)))
 """
 ABANDONED = """
-# Idle pools would have more descriptors than there are: they are closed for whatever needs them.
+# Idle pools would have more descriptors than there are: they are closed for any use.
 from gristmill.workers.pool import WorkerPool
 from gristmill.workers.registry import registry
 seconds, WorkerPool.idle_seconds = WorkerPool.idle_seconds, 60.0

@@ -129,7 +129,7 @@ def test_interactive_without_terminal(tmp_path):
     assert set(outcome.err.split()) <= {">>>", "..."}, outcome.err
 
 
-def test_an_interrupt_of_all_processes_after_which_the_program_goes_on(tmp_path):
+def test_an_interrupt_of_all_processes_after_which_the_program_continues(tmp_path):
     """As a terminal sends it to an interactive session."""
     script = """
     ds, work = pipeline("dataset", 2, "busy")

@@ -25,7 +25,7 @@ def hang_for_good(x):
         try:
             hang(x)
         except BaseException:
-            pass  # as code that retries whatever happens
+            pass  # as code that retries after any error
     return x
 
 def hold_the_lock(x):

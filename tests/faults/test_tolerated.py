@@ -1,5 +1,5 @@
-"""Programs whose elements fail by chance, killed and restored again and again: what is passed over
-once stays passed over.
+"""Programs whose elements fail by chance, killed and restored again and again: what is skipped once
+stays skipped.
 """
 
 import random
@@ -47,7 +47,7 @@ def run(kind, num_steps):
     for step in range(num_steps):
         try:
             outputs.append(plain(next(it)))
-        except StopIteration:  # what fails after the last output is passed over here
+        except StopIteration:  # what fails after the last output is skipped here
             is_at_end = True
         except OSError as error:  # what did not fail when the state was taken
             assert any("does not pass over it" in note for note in error.__notes__)

@@ -3,7 +3,7 @@ docs/guides/datasets.md``.
 
 All ``python`` blocks of a page run in one namespace, from top to bottom, and all ``sh`` blocks with
 bash, in an empty folder. A comment of a ``python`` block that begins its line, or that follows two
-spaces, is a line that the block prints. A block after ``<!-- not run: why -->`` is left out, and a
+spaces, is a line that the block prints. A block after ``<!-- not run: why -->`` is skipped, and a
 page that begins with ``<!-- environment: NAME -->`` runs in ``.peers/NAME``, ``own`` in a process
 of its own.
 """

@@ -108,7 +108,7 @@ def test_pictures_are_small_and_are_shown():
             assert not _PLACE_ON_A_MACHINE.search(picture.read_text())
 
 
-def test_all_metrics_and_switches_are_told():
+def test_all_metrics_and_switches_are_documented():
     metrics = (ROOT / "docs/guides/traces_and_metrics.md").read_text()
     switches = (ROOT / "docs/guides/observing.md").read_text()
     registry = gristmill.start_telemetry(port=0)

@@ -110,7 +110,7 @@ def check(ours: list[inspect.Parameter], text: str) -> None:
             assert wanted.kind not in BY_POSITION or ours[position] is found, (
                 f"{wanted.name} has another position"
             )
-    for parameter in ours:  # what we add may be left out
+    for parameter in ours:  # what we add may be missing
         is_variable = parameter.kind in (
             inspect.Parameter.VAR_POSITIONAL,
             inspect.Parameter.VAR_KEYWORD,

@@ -177,7 +177,7 @@ def has_at_most_two(x: int | None) -> bool:
 
 
 def row(text: str, length: int = 5, **more: Any) -> dict[str, Any]:
-    """The row in which sequences of these tokens stand: ``"1 2,2"`` has 1 and then 2, 2. A dash is
+    """Returns a row of sequences of these tokens: ``"1 2,2"`` has 1 and then 2, 2. A dash is
     a sequence without tokens.
     """
     sequences = [[int(token) for token in part.split(",") if token != "-"] for part in text.split()]

@@ -58,7 +58,7 @@ def stage_classes() -> set[type]:
                 is_own = (
                     is_stage and value.__module__ == info.name and not inspect.isabstract(value)
                 )
-                # a part of the twins that explain pipelines
+                # a part of the traced pipelines of ``explain``
                 if is_own and "Traced" not in value.__name__:
                     found.add(value)
     return found

@@ -1,5 +1,5 @@
-"""Laws of failing user code: no error loses, repeats or reorders an element, whatever stage,
-read-ahead or batch it meets.
+"""Laws of failing user code: no error loses, repeats or reorders an element, for every stage,
+read-ahead or batch.
 """
 
 import itertools
@@ -70,7 +70,7 @@ def streamed(make):
 
 
 def following(make):
-    """The stage behind a stream of the integers below N."""
+    """The stage over a stream of the integers below N."""
     return lambda b, o: make(plain_range(o), b)
 
 
@@ -205,7 +205,7 @@ TYPICAL = ("alone", "batch", "batch_thread_prefetch", "mix", "interleave", "cach
 
 
 def combinations(stage, part, *choices):
-    """A fourth of all that may stand behind ``stage`` and of all that may fail, each with one
+    """A fourth of all stages downstream of ``stage`` and of all that may fail, each with one
     combination of ``choices``.
     """
     afters = AFTER if stage in THOROUGH else TYPICAL
@@ -358,7 +358,7 @@ UPSTREAM = {  # of elements, by threads or not, from a dataset of records
 
 @pytest.mark.parametrize("upstream", UPSTREAM)
 def test_what_a_source_gives_is_delivered_and_it_is_asked_once_for_each(upstream):
-    """Also behind stages that take blocks, if records are read by one thread, or none;
+    """Also downstream of stages that take blocks, if records are read by one thread, or none;
     ``StopIteration`` is the end.
     """
     modes = {"direct": DIRECT, "one": ReadOptions(1, 8), "far_ahead": ReadOptions(1, 64)}
@@ -436,7 +436,7 @@ def test_iterators_over_sources_of_users_go_back_a_little_in_place(options):
 @pytest.mark.parametrize(
     "stage", [name for name in STAGES if "iter" not in name and name != "legacy_operation"]
 )
-def test_random_access_reports_errors_and_goes_on(stage):
+def test_random_access_reports_errors_and_continues(stage):
     for error, expected in (
         (Boom, Boom),
         (StopIteration, RuntimeError if StopIteration in errors_of(stage) else StopIteration),
@@ -452,9 +452,7 @@ def test_random_access_reports_errors_and_goes_on(stage):
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 def test_the_first_error_of_a_block_is_that_of_the_first_element(options):
-    """Two steps fail at different elements: the step that comes first in the pipeline must not
-    win.
-    """
+    """Two stages fail at different elements: the one upstream must not win."""
 
     def failing(error, elements):
         def step(x):

@@ -80,7 +80,7 @@ def stages_of(ds):
 
 
 def without_faults(it):
-    """The elements of a step, which may fail where one behind it tolerates that."""
+    """The elements of a stage, which may fail where one downstream tolerates that."""
     while True:
         try:
             yield next(it)

@@ -1,5 +1,5 @@
-"""``explain``, for every stage: an output changes if and only if a record changes of which it is
-said to be made.
+"""``explain``, for every stage: an output changes if and only if a record of its
+lineage changes.
 """
 
 import random
@@ -19,7 +19,7 @@ from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.stages.range import RangeMapDataset
 
-# What is made of a record here does not always tell which one it was.
+# Outputs of these do not always identify the record that they are made of.
 LOSSY = (
     "map_with_nones zip_to_the_shortest flat_map_nones flat_map_with_nones flat_map_twice"
     " concat_then_split_bos reshape_chain"

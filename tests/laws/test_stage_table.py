@@ -63,7 +63,7 @@ def test_every_stage_answers_for_itself(stage):
 
 
 @each_of_all
-def test_a_stage_tells_what_it_was_made_with_and_its_length(entry):
+def test_a_stage_has_its_parameters_and_its_length(entry):
     ds = entry.make()
     made_with = set(inspect.signature(type(ds).__init__).parameters) - {
         "self",

@@ -137,7 +137,7 @@ class TestSamplersOfUsers:
         ) == [2, 3, 1]
 
 
-def test_keys_past_the_end_begin_anew_with_a_warning_unless_the_source_has_no_length():
+def test_keys_past_the_end_start_again_with_a_warning_unless_the_source_has_no_length():
     for sampler in (SequentialSampler(7), IndexSampler(7, num_epochs=1)):
         with pytest.warns(UserWarning, match="num_records=7, but the source only 3 records"):
             loader = DataLoader(data_source=[10, 11, 12], sampler=sampler)

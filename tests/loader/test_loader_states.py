@@ -219,7 +219,7 @@ def test_nothing_is_half_applied(name):
         before = it.get_state()
         wrong = json.dumps(change(json.loads(before))).encode()
         assert_raises(kind, message, it.set_state, wrong)
-        assert_refused(it, ValueError, message, wrong, before)  # whatever else it is
+        assert_refused(it, ValueError, message, wrong, before)  # regardless of other mistakes
         assert list(it) == everything[position:]
 
 

@@ -92,7 +92,7 @@ LOWERINGS = {
 }
 
 
-# batches are stacked where the consumer sees them, whatever operations there are before
+# batches are stacked where the consumer sees them, after any operations
 class TestSharedMemory:
     @pytest.mark.parametrize("lowering", LOWERINGS)
     def test_batches_are_stacked_there(self, lowering):

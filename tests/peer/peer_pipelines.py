@@ -39,7 +39,7 @@ class Node:
     """A dataset: its code, and what has to be known to build upon it.
 
     Facts: "sparse" (there are indices, or elements of an iterator, without an element), "gaps"
-    (that an iterator passes over), "filtered" (in a way that Grain's batch sees), "random" (reads
+    (that an iterator skips), "filtered" (in a way that Grain's batch sees), "random" (reads
     no negative or huge index), "seeded" (there is a default seed), "counting" (an iterator numbers
     elements), "empty" (there may be no element at all), "failing" (elements may raise),
     "interleaved", "threads", "repeated" (an interleave is), "ends" (the state at the end may be
@@ -238,7 +238,7 @@ class Pipelines(random.Random):
         return "" if is_left_out else f"seed={self.seed_number()}"
 
     def element_step(self, node, name):
-        """A step of one element after the other, that both kinds of dataset have."""
+        """A stage that processes elements one by one, that both kinds of dataset have."""
         if name == "map":
             facts = {"fail_sometimes": ["failing"], "none_of_three": ["sparse"]}
             fn = (

@@ -161,7 +161,7 @@ def check_run(spec, peer, ours):
         if "ends" not in facts:
             expect("what follows the end", theirs["again"], mine["again"])
     elif mine["end"]:
-        # What was left out may count as delivered or not.
+        # What was skipped may count as delivered or not.
         last = without([ours["start"], *mine["states"]][-1], "next_index")
         expect("state after an error", last, without(mine["end_state"], "next_index"))
     their_states, my_states = all_states(peer["start"], theirs), all_states(ours["start"], mine)

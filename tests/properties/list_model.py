@@ -1,7 +1,7 @@
 """Map pipelines as plain lists and formulas: the specification once more, without blocks, threads
 or iterators.
 
-A pipeline is a list of steps, each a tuple of a name and its arguments. ``build`` makes the data
+A pipeline is a list of stages, each a tuple of a name and its arguments. ``build`` makes the data
 set of it, ``MapModel`` what it has to deliver. An element that user code fails at is ``FAILED``.
 """
 
@@ -85,7 +85,7 @@ JOINS = ("mix", "concatenate")
 
 
 def default_seed(steps: list[Any], position: int) -> int | None:
-    """The seed of the step at ``position``, from the nearest ``seed`` step before it."""
+    """The seed of the stage at ``position``, from the nearest ``seed`` upstream."""
     for distance in range(1, position + 1):
         step = steps[position - distance]
         if step[0] in JOINS:
@@ -96,8 +96,8 @@ def default_seed(steps: list[Any], position: int) -> int | None:
 
 
 class MapModel:
-    """``model[i]`` and ``model.length`` of a list of map steps; steps that are not allowed there
-    are left out of ``steps``.
+    """``model[i]`` and ``model.length`` of a list of map stages; stages that are not allowed there
+    are removed from ``steps``.
     """
 
     def __init__(self, length: int, wanted: list[Any]) -> None:
@@ -246,7 +246,7 @@ _BUILD: dict[str, Any] = {
 
 
 def build(steps: list[Any]) -> Any:
-    """The data set of steps that a model has accepted."""
+    """The dataset of stages that a model has accepted."""
     ds: Any = None
     for name, *args in steps:
         ds = _BUILD[name](ds, *args)

@@ -1,5 +1,5 @@
 """Error budgets: a restored run has the elements, the counts and the errors of the first one,
-whatever replays elements.
+for every stage that replays elements.
 """
 
 import json

@@ -124,7 +124,7 @@ def check(ds, rng, ledger):
     for step in rng.sample(range(len(seen)), min(2, len(seen))):
         assert_explains(explain(ds, state=states[step]), seen[step])
         assert_explains(explain(ds, step=step, ledger=ledger), seen[step])
-        # Without a ledger, functions are assumed to leave out nothing.
+        # Without a ledger, functions are assumed to drop nothing.
         if "some_left_out" not in repr(ds):
             with contextlib.suppress(NotImplementedError):
                 assert_explains(explain(ds, step=step), seen[step])

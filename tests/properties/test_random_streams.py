@@ -66,11 +66,11 @@ class Run:
         self.names = names(tree)
         # a zip that is not strict and has ended
         if {"zip", "fail"} <= self.names and not self.names.isdisjoint(ELSEWHERE):
-            # asks those again that had not, where its place is restored behind what failed
+            # asks those again that had not, where its place is restored after the failed element
             assume(False)
         self.has_gaps = has_gaps(tree)
-        # A cache leaves out what was skipped in later epochs, a user's iterator does not know how
-        # to skip.
+        # A cache skips the same elements in later epochs, a user's iterator does not know how to
+        # skip.
         self.can_skip = self.names.isdisjoint(["cache", "user"])
         self.states_vary = has_lazy_interleave(tree)  # with which datasets could be opened so far
         self.ds = gx.WithOptionsIterDataset(build(tree), BUDGETS[len(repr(tree)) % len(BUDGETS)])
@@ -168,7 +168,7 @@ class Run:
 
     def damage(self, number, value):
         """A state that is not one is refused, or leads somewhere, but never half applied."""
-        if "user" in self.names:  # who may apply half of it
+        if "user" in self.names:  # which may apply half of it
             return
         TROUBLE.arm(0, Transient)
         before = json.dumps(self.it.get_state())

@@ -120,7 +120,7 @@ def test_an_iterator_that_is_dropped_is_gone_and_its_threads_end(stage):
         wait_until(lambda others=others: not {*running("gristmill")} - others)
 
 
-OF_ELEMENTS = ["rebatch", "pack", "concat"]  # cannot stand behind what makes something else of them
+OF_ELEMENTS = ["rebatch", "pack", "concat"]  # they need the elements of the source
 
 
 @each_stage

@@ -134,7 +134,7 @@ def streams():
 @pytest.mark.parametrize(
     ("name", "ds"), [*streams()], ids=lambda x: x if isinstance(x, str) else ""
 )
-def test_streams_are_equal_whoever_computes_them(name, ds):
+def test_streams_are_equal_for_all_executors(name, ds):
     def trace(lanes):
         with iter(lanes) as it:
             elements = [frozen(x) for x in it]
@@ -179,7 +179,7 @@ def shards(ds, num, size=20):
 
 
 @pytest.mark.parametrize("then", ["replace", "skip"])
-def test_shards_go_on_with_their_counts(then):
+def test_shards_continue_with_their_counts(then):
     ds = thousand(then=then, max_total=2, max_rate=None)
     elements = [x for x in (ds[i] for i in range(1000)) if x is not None]
     whole = shards(thousand(then=then), 2)

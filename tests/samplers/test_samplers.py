@@ -311,7 +311,7 @@ class Shared:  # another part of the indices in every epoch, as a ``DistributedS
         yield from range(self.epoch, 6 + self.epoch, 2 + self.epoch)
 
 
-def test_the_indices_are_those_of_the_iterable_and_every_epoch_asks_anew():
+def test_the_indices_are_those_of_the_iterable_and_every_epoch_iterates_again():
     given = [
         ([3, np.int64(1)], [3, 1]),
         (np.array([3, 1], np.uint8), [3, 1]),
@@ -334,7 +334,7 @@ def test_the_indices_are_those_of_the_iterable_and_every_epoch_asks_anew():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_state_goes_on_with_the_same_indices_or_is_refused(num_workers):
+def test_a_state_continues_with_the_same_indices_or_is_refused(num_workers):
     def start(indices):
         sampler = IterableSampler(indices, num_epochs=2)
         return iter(DataLoader(data_source=range(20), sampler=sampler, worker_count=num_workers))

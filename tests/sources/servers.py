@@ -87,7 +87,7 @@ class HttpServer:
 
 
 class CutConnections:
-    """Passes connections on to a server; after so many bytes it ends all of them and takes no more.
+    """Passes connections on to a server; after a number of bytes it ends all and takes no more.
 
     Args:
         endpoint: the URL of the server.
@@ -244,7 +244,7 @@ class Bucket:
         self.variables = {
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_ACCESS_KEY_ID": "user",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_REGION": "us-east-1",
         }

@@ -131,7 +131,7 @@ def test_copies_are_small_and_workers_read(folder, suffix):
     assert other[3] == ALL[3]  # which opens the files again
 
 
-def test_the_text_tells_the_files_wherever_they_lie(folder, suffix, tmp_path):
+def test_the_text_identifies_the_files_in_any_folder(folder, suffix, tmp_path):
     text = repr(BagDataSource(folder / f"data@*{suffix}"))
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -107,7 +107,7 @@ class Format:
         elements, it = [], iter(ds)
         with self.documented() as errors:
             elements += it
-        for _ in range(10 if errors else 0):  # what is behind it: as well as can be
+        for _ in range(10 if errors else 0):  # records after it: as well as can be
             with self.documented():
                 it.skip_failed()
                 for _ in it:

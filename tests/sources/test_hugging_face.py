@@ -142,7 +142,7 @@ def test_keys_out_of_range_are_refused(folder):
     assert_raises(TypeError, None, lambda: source["x"])
 
 
-def test_the_text_tells_the_data_in_every_run_and_place(folder, tmp_path):
+def test_the_text_identifies_the_data_in_every_run_and_folder(folder, tmp_path):
     text = repr(HuggingFaceSource(datasets.load_from_disk(folder)))
     datasets.load_from_disk(folder).save_to_disk(tmp_path / "copy")
     assert repr(HuggingFaceSource(datasets.load_from_disk(tmp_path / "copy"))) == text

@@ -208,7 +208,7 @@ def test_sixteen_threads_share_a_source(shards):
         list(pool.map(read, range(16)))
 
 
-def test_repr_tells_the_data_wherever_they_lie(shards, tmp_path):
+def test_repr_identifies_the_data_in_any_folder(shards, tmp_path):
     text = repr(JsonlSource(shards))
     assert text.startswith("JsonlSource(3 files, ")
     for i in range(3):

@@ -399,7 +399,7 @@ def test_workers_and_few_requests_under_block_shuffle(tmp_path):
         assert [list(batch) for batch in parallel] == [list(batch) for batch in alone]
 
 
-def test_a_forked_process_is_told_so_and_does_not_hang(tmp_path):
+def test_a_forked_process_gets_an_error_and_does_not_hang(tmp_path):
     (tmp_path / "a.bin").write_bytes(bytes(5))
     with HttpServer(tmp_path) as server:
         program = Path(__file__).with_name("forked_files.py")

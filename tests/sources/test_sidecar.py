@@ -1,4 +1,6 @@
-"""Arrays noted beside files: what is read, who makes them, and what is made again or refused."""
+"""Arrays noted beside files: reads, the process that makes them, and what is made again or
+refused.
+"""
 
 import json
 import logging
@@ -234,7 +236,7 @@ STALE = {
 
 
 @pytest.mark.parametrize("name", STALE)
-def test_what_does_not_fit_is_made_anew_but_not_under_a_copy(tmp_path, caplog, name):
+def test_what_does_not_fit_is_made_again_but_not_under_a_copy(tmp_path, caplog, name):
     change, reason = STALE[name]
     path, index = tmp_path / "data", tmp_path / "data.gmidx"
     path.write_bytes(random.Random(0).randbytes(50_000))

@@ -304,7 +304,7 @@ def test_a_record_is_one_read_and_what_is_not_needed_is_not_read(tmp_path):
         [(f"{i}.{name}", bytes(size)) for i in range(200) for name, size in kinds.items()],
     )
     # Two reads of the index; the small files before the large one with its header; the large one;
-    # what is behind it.
+    # the files after it.
     for extensions, most in ((["jpg", "cls"], 3), (["jpg", "json"], 4), ([*kinds], 5)):
         source = TarSource(path, extensions=extensions)
         # all is open

@@ -245,7 +245,7 @@ def inflated(content):
     return InflatedFile(io.BytesIO(content))
 
 
-def pieces_of(file, size):
+def earlier_plans_of(file, size):
     return iter(lambda: file.read(size), b"")
 
 
@@ -255,7 +255,7 @@ def test_reading_and_seeking_in_compressed_files():
         assert [file.read(1) for _ in range(5)] == [b"\0", b"\1", b"\2", b"\3", b"\4"]
         for size in (1000, 10**7):
             file = inflated(content)
-            pieces = [*pieces_of(file, size)]
+            pieces = [*earlier_plans_of(file, size)]
             assert (
                 b"".join(pieces) == DATA and max(map(len, pieces)) <= size and file.read(1) == b""
             )
@@ -263,7 +263,7 @@ def test_reading_and_seeking_in_compressed_files():
             assert file.seek(offset) == offset and file.read(3)[:1] == DATA[offset : offset + 1]
         assert file.seek(10**9) == file.seek(0, io.SEEK_END) == len(DATA) and file.read(3) == b""
     data = bytes(10**7)  # one piece of the file holds more than is asked for, up to the last byte
-    assert b"".join(pieces_of(inflated(zlib.compress(data)), 1000)) == data
+    assert b"".join(earlier_plans_of(inflated(zlib.compress(data)), 1000)) == data
     inner = io.BytesIO(gzip.compress(b""))
     assert inflated(b"").read(5) == InflatedFile(inner).read(5) == b""
     InflatedFile(inner).close()
@@ -279,6 +279,6 @@ def test_reading_and_seeking_in_compressed_files():
         for _ in range(2):
             file.seek(0)
             pieces = []
-            assert_raises(ValueError, match, pieces.extend, pieces_of(file, 10_000))
+            assert_raises(ValueError, match, pieces.extend, earlier_plans_of(file, 10_000))
             assert DATA.startswith(b"".join(pieces)) and sum(map(len, pieces)) >= least
             assert_raises(ValueError, match, file.read, 1)

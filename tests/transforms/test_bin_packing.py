@@ -19,7 +19,7 @@ from gristmill.transforms.sequences import as_dtype_of, as_sequence
 
 
 def placed(placer, rows):
-    """The bins that sequences of these lengths go to; those that fit nowhere are left out."""
+    """The bins that sequences of these lengths go to; those that fit nowhere are dropped."""
     chosen = []
     for lengths in rows:
         chosen.append(placer.find(lengths))
@@ -40,7 +40,7 @@ def test_the_quick_placers_of_one_feature_choose_as_the_general_one():
             assert -1 in expected and num_bins - 1 in expected
     assert type(first_fit([Feature("x", 4)], 3, None)) is FirstFit
     assert type(best_fit([Feature("x", 4)], 3, None)) is BestFit
-    # what is left is counted from the aligned place, which may lie behind the end of the bin
+    # what is left is counted from the aligned place, which may be past the end of the bin
     for make in (first_fit, best_fit):
         assert placed(make([Feature("x", 4, 3)], 1, None), [[4], [0]]) == [0, -1]
 
@@ -233,7 +233,7 @@ def test_meta_features_first_tokens_and_dtypes():
     joined = Concatenation([Target("a", 4, bos_id=99), Target("b", 4)])
     for a, b in [([1, 2], [5]), ([], [6, 7]), ([3, 4], [])]:
         assert joined.add([np.array(a, np.int64), np.array(b, np.int64)], [0, 0]) is None
-    # the one without tokens would have written behind the end
+    # the one without tokens would have written past the end
     assert row(joined)["a"] == [99, 2, 99, 4]
     assert row(joined)["b"] == [5, 6, 7, 0]
     wrong = [Target("a", 4, bos_id=300)]

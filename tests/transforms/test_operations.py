@@ -99,7 +99,7 @@ def test_elements_metadata_and_errors():
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_operations_are_values_and_tell_that_they_are_deprecated_once_and_when_iteration_starts(
+def test_operations_are_values_and_warn_of_deprecation_once_and_when_iteration_starts(
     caplog,
 ):
     caplog.set_level(logging.ERROR, "gristmill")

@@ -84,7 +84,7 @@ class Adding:
 
 
 class Forgetful(grain.DatasetIterator):
-    total = 0  # which its state leaves out
+    total = 0  # which its state lacks
 
     def __next__(self):
         self.total += next(self._parent)

@@ -72,8 +72,8 @@ def actors(it):
 
 
 def chain(bad):
-    """All that may depend on who computes it: random streams, positions, windows, and errors at
-    some elements.
+    """Returns a chain of all that may depend on the worker: random streams, positions, windows, and
+    errors at some elements.
     """
 
     def fail(x):
@@ -246,7 +246,7 @@ def test_an_element_that_kills_and_one_that_hangs():
     waiter.join()
     it = iter(ds)
     start = it.get_state()
-    for _ in range(2):  # the second time from where others are, who do not answer
+    for _ in range(2):  # the second time from where others are, which do not answer
         assert [next(it) for _ in range(5)] == [*range(5)]
         wait_until(
             lambda: any("threading.Event().wait()" in worker.stacks() for worker in it.pool.workers)
@@ -262,7 +262,7 @@ def test_what_is_wrong_is_said(caplog):
         raise ArithmeticError(f"bad {x}") from KeyError("cause")
 
     it = iter(MapDataset.range(4).map(fail).to_iter_dataset().mp_prefetch(SHARED))
-    for x in range(2):  # what fails slowly is left out slowly
+    for x in range(2):  # what fails slowly is skipped slowly
         with pytest.raises(ArithmeticError, match=f"bad {x}") as caught:
             next(it)
         it.skip_failed()
@@ -392,7 +392,7 @@ def test_the_object_store_is_not_filled():
     for i, x in enumerate(it):
         assert x[0] == i
         if not i % 20:
-            threading.Event().wait(0.3)  # whatever may be ahead is there
+            threading.Event().wait(0.3)  # everything that is read ahead is there
             most = max(most, used_bytes() - before)
     assert MEGABYTE < most <= 8 * MEGABYTE + 100_000
     it.close()
@@ -488,7 +488,7 @@ def test_programs_share_actors_and_survive_one_another(cluster):
 
 
 @pytest.mark.slow
-def test_diagnosis_tells_compute_transfer_object_store_and_waiting_by_node(cluster):
+def test_diagnosis_shows_compute_transfer_object_store_and_waiting_by_node(cluster):
     def loads():
         next(it)
         return {load.node: load for load in view.snapshot().workers}

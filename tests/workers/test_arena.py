@@ -105,7 +105,7 @@ class TestSlots:
         ]
         assert ends.reader.released() == []  # a look is not watched
 
-    def test_are_not_used_again_while_somebody_looks(self, ends):
+    def test_are_not_used_again_while_a_view_exists(self, ends):
         array = ends.share(40000, 1).view(np.int64).reshape(50, 100)
         views = [
             array[3:5],
@@ -205,7 +205,7 @@ class TestGivingBack:
             ends.arena.free(slot)
         assert ends.used() == PAGE and ends.arena.allocate(PAGE) == slot
 
-    def test_close_returns_all_that_nobody_sees(self, ends):
+    def test_close_returns_all_without_a_view(self, ends):
         kept = [ends.share(2**18, k) for k in range(30)]
         large = ends.share(2**26 + 1, 7)  # in another chunk
         ends.share(2**18, 8)
@@ -218,9 +218,7 @@ class TestGivingBack:
         ] == large[-1] == 7
 
     def test_the_memory_is_what_is_used_and_what_was_used_lately(self, ends, monkeypatch):
-        """Whatever the sizes, and in whatever order slots are freed; in the end next to nothing
-        remains.
-        """
+        """For all sizes, and slots freed in any order, next to nothing remains in the end."""
         monkeypatch.setattr(arena, "MAX_FREE_BYTES", least := 2**18)
         rng, slots, used, most = random.Random(2), [], 0, 0
         for step in range(3000):

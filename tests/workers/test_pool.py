@@ -157,7 +157,7 @@ class TestTasks:
             config.update("jax_enable_x64", before)
 
     def test_share_large_arrays_and_write_to_their_own(self, hired):
-        """One copy in memory for all workers; who writes gets pages of his own."""
+        """One copy in memory for all workers; a worker that writes gets its own pages."""
         array, small = np.zeros(10**6), np.zeros(10)
 
         def write(index, count):
@@ -292,7 +292,7 @@ class TestEnd:
         close_idle_pools()
         reaper.join(5)
         assert not reaper.is_alive()
-        assert outputs(hired(lambda index, count: index)) == [0]  # and begins again
+        assert outputs(hired(lambda index, count: index)) == [0]  # and restarts
         assert registry._reaper.is_alive()
 
     @pytest.mark.usefixtures("no_garbage")

@@ -173,7 +173,7 @@ def test_errors_are_kept_as_they_are_without_calling_their_types_but_for_huge_ob
         and repr(copy.obj).startswith("{'records': array([0., ")
         and type(copy.obj) is not dict
     )
-    # Of bytes and text nothing is left out: the message of these errors is made from them.
+    # Bytes and text are not shortened: the message of these errors is made from them.
     error = caught((b"a" * 2000 + b"\xff").decode)
     assert str(travel(error)) == str(error)
 

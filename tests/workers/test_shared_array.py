@@ -439,7 +439,7 @@ if __name__ == "__main__":
             array.unlink_on_del()
         sys.kept.append(array)
     del sys.kept[1]
-    # elsewhere the tracker frees what nobody takes, and what killed children leave, and says so
+    # elsewhere the tracker frees unclaimed memory and that of killed children, and says so
     if os.path.isdir("/dev/shm"):
         process = context.Process(target=produce, args=(queue, "array"))
         process.start()
@@ -519,7 +519,7 @@ def test_others_who_end_or_unlink_do_no_harm(tmp_path):
             array = make()
             if unlinks:
                 array.unlink_on_del()
-            SharedMemory(array.shm.name).unlink()  # of which the tracker is told, and again by us
+            SharedMemory(array.shm.name).unlink()  # which notifies the tracker, and so do we
     elif sys.argv[1] == "creates":
         array = make(3)
         sys.stdin.read()

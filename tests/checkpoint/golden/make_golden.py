@@ -9,7 +9,7 @@ Orbax, and of this library.
     the tests in PYTHONPATH
 
 ``GOLDEN_SECONDS=0.7`` lets a pipeline take longer than the 3 seconds after which Grain before
-0.2.16 noted the states of workers again. What an older release cannot make is left out. Files of
+0.2.16 noted the states of workers again. What an older release cannot make is skipped. Files of
 our versions that were released are never written again.
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def as_in_grain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, called from here."""
+    """Returns a function that calls ``function`` from this module."""
     return functools.partial(_call, function)
 
 

@@ -15,34 +15,34 @@ from typing import Any
 from gristmill.core.errors import StateMismatchError
 
 
-class _Refilling(threading.local):
+class _Replaying(threading.local):
     # must be replayed, and by which stage, while this thread restores the stages upstream of it
     what: str | None = None
 
 
-_refilling = _Refilling()
+_replaying = _Replaying()
 
 
 @contextlib.contextmanager
-def refilling(step: Any, what: str | None) -> Iterator[None]:
-    """For restoring what is before ``step``, which holds ``what`` of it, a part of a sentence;
-    ``None``: nothing.
+def replaying(step: Any, what: str | None) -> Iterator[None]:
+    """Mark that the parents of ``step`` are being restored, of which it holds ``what``, a part of a
+    sentence; ``None``: nothing.
     """
-    outer = _refilling.what
-    _refilling.what = outer if what is None else f"{step} holds {what}"
+    outer = _replaying.what
+    _replaying.what = outer if what is None else f"{step} holds {what}"
     try:
         yield
     finally:
-        _refilling.what = outer
+        _replaying.what = outer
 
 
-def refuse_refilling(mixture: Any, change: str) -> None:
-    """Raises ``StateMismatchError`` if a step behind ``mixture``, which is another one by
-    ``change``, takes elements again.
+def refuse_replay(mixture: Any, change: str) -> None:
+    """Raises ``StateMismatchError`` if a stage downstream of ``mixture``, which is another one by
+    ``change``, replays elements.
     """
-    if _refilling.what is not None:
+    if _replaying.what is not None:
         raise StateMismatchError(
-            f"{mixture} has {change} than when the state was taken, and {_refilling.what}: filled"
+            f"{mixture} has {change} than when the state was taken, and {_replaying.what}: filled"
             " again from another mixture, some elements would come twice and others never. Restore"
-            " with the weights and components of then, or mix behind that step"
+            " with the weights and components of then, or mix after that stage"
         )

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from gristmill.dataset.engine.stream import Pos
 from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
-from gristmill.dataset.mixtures.pieces import Piece
-from gristmill.dataset.states.turns import DrawLog
+from gristmill.dataset.mixtures.earlier_plans import EarlierPlan
+from gristmill.dataset.states.draw_log import DrawLog
 
 # What happened at an entry of a log.
 DRAWN, ENDED, RESTARTED, LAST = range(4)
 
 
-class Standing(NamedTuple):
+class MixturePos(NamedTuple):
     """The position of a mixture. Immutable.
 
     Attributes:
@@ -22,8 +22,8 @@ class Standing(NamedTuple):
         num_asked: how often a component was asked for an element.
         has_ended: no more elements follow.
         counts: what was drawn of each component; ``None``: it follows from the index.
-        pieces: positions that are drawn under earlier plans, of states from before there were
-            records of choices.
+        earlier_plans: which positions are drawn under earlier plans, for states without records of
+            choices.
         again: draws that are repeated one by one, of such states, and the same as it was saved.
     """
 
@@ -31,13 +31,11 @@ class Standing(NamedTuple):
     num_asked: int = 0
     has_ended: bool = False
     counts: DrawCounts | None = None
-    pieces: tuple[Piece, ...] = ()
+    earlier_plans: tuple[EarlierPlan, ...] = ()
     again: tuple[DrawLog, Any] | None = None
 
-    def after(self, log: Sequence[Any]) -> Standing:
-        """Return where the mixture is after the entries of a log, of which there is at least
-        one.
-        """
+    def after(self, log: Sequence[Any]) -> MixturePos:
+        """Return where the mixture is after the entries of a log, which has at least one."""
         parts, has_ended = [*self.parts], self.has_ended
         counts = None if self.counts is None else RunningCounts(self.counts)
         for i, part, _, length, kind, aims in log:
@@ -47,7 +45,9 @@ class Standing(NamedTuple):
             if counts is not None:
                 count_entry(counts, i, length, kind, aims)
         frozen = None if counts is None else counts.frozen()
-        return Standing(tuple(parts), log[-1][2], has_ended, frozen, self.pieces, self.again)
+        return MixturePos(
+            tuple(parts), log[-1][2], has_ended, frozen, self.earlier_plans, self.again
+        )
 
 
 def count_entry(counts: RunningCounts, i: int | None, length: int, kind: int, aims: Any) -> None:

@@ -11,12 +11,12 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.engine.draws import needed
 from gristmill.dataset.mixtures.plans import Plan, plan_of
+from gristmill.dataset.states.draw_log import DrawLog
 from gristmill.dataset.states.mixtures import DRAWN, OWN, forgotten_in
-from gristmill.dataset.states.refilling import refuse_refilling
-from gristmill.dataset.states.turns import DrawLog
+from gristmill.dataset.states.replaying import refuse_replay
 
 
-class Piece(NamedTuple):
+class EarlierPlan(NamedTuple):
     """Positions up to ``stop``, which are drawn under the plan valid there.
 
     Args:
@@ -30,10 +30,10 @@ class Piece(NamedTuple):
     places: Sequence[int | None]
 
 
-def pieces_of(
+def earlier_plans_of(
     state: Mapping[str, Any], own: Plan, owner: object, *, follows: bool
-) -> tuple[Piece, ...]:
-    """The pieces that a state says.
+) -> tuple[EarlierPlan, ...]:
+    """Returns the pieces that a state says.
 
     Args:
         state: of a mixture with names.
@@ -42,8 +42,8 @@ def pieces_of(
         follows: whether it follows from a plan alone what is drawn.
 
     Raises:
-        StateMismatchError: the state says something else, or nothing, and a step behind the mixture
-            needs it; or it needs a component that is no longer there.
+        StateMismatchError: the state says something else, or nothing, and a stage downstream of the
+            mixture needs it; or it needs a component that is no longer there.
     """
     described = own.described()
     saved, drawn = state.get(OWN, described), state.get(DRAWN)
@@ -64,41 +64,41 @@ def pieces_of(
     if drawn is None:
         names = {str(name) for name in state["parents"]}
         if names != set(own.names):
-            refuse_refilling(
+            refuse_replay(
                 owner, f"other components ({shown([*own.names])}, not {shown(sorted(names))})"
             )
         if then != described:
-            refuse_refilling(owner, f"other weights ({shown(described)}, not {shown(saved)})")
+            refuse_replay(owner, f"other weights ({shown(described)}, not {shown(saved)})")
     forgotten = forgotten_in(state)
     places = {name: i for i, name in enumerate(own.names) if name not in forgotten}
-    pieces: list[Piece] = []
+    earlier_plans: list[EarlierPlan] = []
     for stop, plan in plans:
-        start = pieces[-1].stop if pieces else index
+        start = earlier_plans[-1].stop if earlier_plans else index
         _check_all_there(plan, start, stop, {*places, *forgotten}, owner, follows=follows)
-        pieces.append(Piece(stop, plan, [places.get(name) for name in plan.names]))
-    return tuple(pieces)
+        earlier_plans.append(EarlierPlan(stop, plan, [places.get(name) for name in plan.names]))
+    return tuple(earlier_plans)
 
 
-def turns_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> DrawLog | None:
-    """Which elements are drawn again one after the other, as a state says, by the places of
+def draw_log_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> DrawLog | None:
+    """Returns which elements are drawn again one after the other, as a state says, by the places of
     components in ``names``.
 
     Raises:
         StateMismatchError: the state says something else, or of components that are no longer
             there.
     """
-    turns = DrawLog.of(state, owner)
-    if turns is None:
+    log = DrawLog.of(state, owner)
+    if log is None:
         return None
-    gone = [name for name in turns.names if name is not None and name not in names]
+    gone = [name for name in log.names if name is not None and name not in names]
     if gone:
         raise needed(gone, owner)
-    places = [None if name is None else names.index(name) for name in turns.names]
+    places = [None if name is None else names.index(name) for name in log.names]
     draws = [
         None if i is None or (place := places[max(i, ~i)]) is None else place if i >= 0 else ~place
-        for i in turns.draws
+        for i in log.draws
     ]
-    return turns._replace(names=tuple(names), draws=tuple(draws), rows=())
+    return log._replace(names=tuple(names), draws=tuple(draws), rows=())
 
 
 def _check_all_there(

@@ -1,4 +1,4 @@
-"""Of which components elements were drawn, as states of steps that hold such elements say it (see
+"""Components of drawn elements, as recorded in states of stages that hold such elements (see
 ``states/mixtures.py``).
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown
 
-TURNS = "turns"
+DRAW_LOG = "turns"
 _SHORT = 16  # numbers that are saved as they are
 _DAMAGES = (ValueError, TypeError, KeyError, zlib.error)
 
@@ -25,11 +25,11 @@ class DrawLog(NamedTuple):
     Args:
         start: the position in the mixture of the first one.
         names: of the components; ``None``: its elements are forgotten.
-        draws: which of these each is of; the complement of that: it is passed over; ``None``:
+        draws: which of these each is of; the complement of that: it is skipped; ``None``:
             nothing was drawn.
-        rows: the output of the step with which each was delivered, -1: not yet wholly; or empty, if
-            that is not needed.
-        left: what the step says of the last one, if a part of that was delivered.
+        rows: the output of the stage with which each was delivered, -1: not yet wholly; or empty,
+            if that is not needed.
+        left: what the stage says of the last one, if a part of that was delivered.
     """
 
     start: int
@@ -43,14 +43,14 @@ class DrawLog(NamedTuple):
         """Reads the turns in a state, if it has any. Raises ``StateMismatchError`` for an invalid
         value.
         """
-        if not isinstance(state, Mapping) or TURNS not in state:
+        if not isinstance(state, Mapping) or DRAW_LOG not in state:
             return None
         try:
-            return cls.read(state[TURNS])
+            return cls.read(state[DRAW_LOG])
         except _DAMAGES as error:
             raise StateMismatchError(
-                f"{TURNS} in the state of {owner} must be what its mixture has drawn, got"
-                f" {shown(state[TURNS])}"
+                f"{DRAW_LOG} in the state of {owner} must be what its mixture has drawn, got"
+                f" {shown(state[DRAW_LOG])}"
             ) from error
 
     @classmethod
@@ -74,18 +74,18 @@ class DrawLog(NamedTuple):
         )
 
     def saved(self) -> dict[str, Any]:
-        """For a state: short, and never changed in place."""
+        """Return the log for a state: short, and never changed in place."""
         codes = [0 if i is None else i + 1 if i >= 0 else i for i in self.draws]
         rows = {"rows": packed(self.rows)} if self.rows else {}
         left = {} if self.left is None else {"left": self.left}
         return {"start": self.start, "names": [*self.names], "draws": packed(codes), **rows, **left}
 
     def without(self, gone: Collection[str]) -> DrawLog:
-        """The same when components are forgotten."""
+        """Return the same when components are forgotten."""
         return self._replace(names=tuple([None if name in gone else name for name in self.names]))
 
     def passing(self, num_rows: int) -> DrawLog:
-        """The same when all are passed over that are in the first outputs of the step."""
+        """Return the same with all elements skipped that are in the first outputs of the stage."""
         rows = self.rows or [-1] * len(self.draws)
         draws = [
             ~i if i is not None and i >= 0 and 0 <= row < num_rows else i
@@ -95,15 +95,15 @@ class DrawLog(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The position behind the last one."""
+        """The position after the last one."""
         return self.start + len(self.draws)
 
     def at(self, position: int) -> int | None:
         return self.draws[position - self.start] if position >= self.start else None
 
     def are_there(self) -> list[bool]:
-        """For each element that the stage has received: true if it still exists, or belongs to a
-        forgotten component.
+        """Return, for each element that the stage has received, true unless its component is
+        forgotten.
         """
         return [self.names[i] is not None for i in self.draws if i is not None and i >= 0]
 
