@@ -175,7 +175,9 @@ def test_locks_are_those_that_interrupts_do_not_leave_held():
 
 
 def test_tests_import_no_tests():
-    """What several tests use is in modules of its own: a test module runs once, under one name."""
+    """Helpers of several tests are in modules of their own: a test module runs once, under one
+    name.
+    """
     importing = re.compile(r"^\s*(?:from|import) test_", re.MULTILINE)
     paths = [*(ROOT / "tests").rglob("*.py")]
     assert [path.name for path in paths if importing.search(path.read_text())] == [
