@@ -209,7 +209,10 @@ def test_messages_name_options(folder, call):
         ("shuffle @numbers --batch-size 0", ": --batch-size must be a positive integer, got 0"),
         ("shuffle @numbers --batch-size 99", "choose a smaller --batch-size"),
         ("shuffle @images --batch-size 2", "pass --key, the name of the entry"),
-        ("shuffle @images --key size", ": --key must be the name or number of an entry"),
+        (
+            "shuffle @images --batch-size 2 --key size",
+            ": --key must be the name or number of an entry",
+        ),
         ("write @numbers written/a --codec x", ": --codec must be one of 'bytes'"),
         ("write @numbers written/a --option x=1", "x is no option of --format array_record;"),
         ("write @numbers written/a --append --overwrite", ": --append and --overwrite cannot"),
@@ -426,6 +429,7 @@ def test_state(saved, folder, call):
     ]
     assert "  of the pipeline\n" + "".join([f"    {stage}\n" for stage in stages]) in text
     text = call(f"state {saved('workers', 5)}/process_0-of-1.json --pipeline @workers")
+    assert "RoundRobinIterator(num_lanes=2)" in text
     own = "next index: {} of about 10 in its share of MapMapDataset"
     assert (
         f"  next: lane 1\n  lane 0:\n    {own.format(3)}\n  lane 1:\n    {own.format(2)}\n" in text
