@@ -98,6 +98,7 @@ def test_code_is_run_and_not_cut_and_what_a_page_refers_to_is_there(page):
     assert [file for file in _files(page) if not file.exists()] == []
     assert not _PLACE_ON_A_MACHINE.search(text)
     assert "```text\n```" not in text  # texts were made
+    assert not re.search(r"^ *%", text, re.MULTILINE)  # a comment, which the site leaves out
 
 
 PACKAGES = {  # of modules with another name
