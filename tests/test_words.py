@@ -21,6 +21,11 @@ _MARKERS = re.compile(
     r"|what (?:comes|stands|follows|others|becomes|remains))\b",
     re.IGNORECASE,
 )
+# Words that have a shorter or clearer equivalent everywhere.
+_REFUSED = re.compile(
+    r"\b(?:nobody|somebody|anybody|whoever|whomever|anew|lest|for ever|of then)\b",
+    re.IGNORECASE,
+)
 _OPENINGS = re.compile(r"(What|Whether|Where|How|Who)\b")
 _QUESTIONS = re.compile(r"#+ (What|Whether|Where|How|Who|Whose|When|Why)\b")
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
@@ -97,6 +102,19 @@ def test_few_phrases_hide_the_subject():
             ]
     assert num_words > 100_000
     assert 1000 * len(found) < _MAX_MARKERS * num_words, "\n".join(found)
+
+
+def test_refused_words_are_nowhere():
+    own = Path(__file__)
+    drawings = (ROOT / "docs").rglob("*.svg")
+    found = [
+        f"{path.relative_to(ROOT)}:{i}: {match[0]}"
+        for path in [*files(), *pages(), *sorted(drawings)]
+        if path != own
+        for i, line in enumerate(path.read_text().splitlines(), 1)
+        if (match := _REFUSED.search(line))
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_titles_are_no_clauses():

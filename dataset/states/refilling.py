@@ -44,5 +44,5 @@ def refuse_refilling(mixture: Any, change: str) -> None:
         raise StateMismatchError(
             f"{mixture} has {change} than when the state was taken, and {_refilling.what}: filled"
             " again from another mixture, some elements would come twice and others never. Restore"
-            " with the weights and components of then, or mix behind that step"
+            " with the earlier weights and components, or mix downstream of that stage"
         )
