@@ -10,8 +10,8 @@ class BlockSize:
     """The size of the next block: it grows 1, 2, 4, … while a block takes less than about a
     millisecond.
 
-    So small elements cost little more than without blocks, and none waits long
-    for others.
+    So small elements cost little more than without a worker in between, and none waits long for
+    others.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Connects pipelines that are observed with their observers (``gristmill.diagnostics``).
 
 Stages know nothing of it. The context that the iterators of a pipeline share notifies it of every
-one that joins; whether there is an observer is looked up when a context is made, once for each
+one that joins; the presence of an observer is looked up when a context is made, once for each
 pipeline.
 """
 
@@ -32,8 +32,8 @@ _look = threading.local()
 
 @contextlib.contextmanager
 def looking_once() -> Iterator[None]:
-    """Looks up now whether there is an observer, for all pipelines that are begun in this context,
-    by this thread.
+    """Looks up now if there is an observer, for all pipelines that are begun in this context, by
+    this thread.
     """
     before = getattr(_look, "finds_nobody", False)
     _look.finds_nobody = watcher() is None

@@ -69,6 +69,18 @@ def _link_notebook(app: Any, docname: str, source: list[str]) -> None:
         )
 
 
+def _break_names(
+    app: Any, name: str, template: str, context: dict[str, Any], tree: Any
+) -> None:
+    """Lets names in code break after dots, underscores and brackets, for narrow columns."""
+    if body := context.get("body"):
+        context["body"] = re.sub(
+            r'(?<=<span class="pre">)[^<]+',
+            lambda name: re.sub(r"(?<=[._(,=/])(?=\w)", "<wbr>", name[0]),
+            body,
+        )
+
+
 def _add_files(app: Any, exception: Exception | None) -> None:
     """Adds what pages refer to from within HTML, which Sphinx does not follow: pictures,
     notebooks.
@@ -83,4 +95,5 @@ def _add_files(app: Any, exception: Exception | None) -> None:
 
 def setup(app: Any) -> None:
     app.connect("source-read", _link_notebook)
+    app.connect("html-page-context", _break_names)
     app.connect("build-finished", _add_files)

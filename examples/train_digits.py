@@ -102,6 +102,7 @@ def train(run: Path, args: argparse.Namespace, interrupt_at: int | None = None) 
             total=args.steps,
             initial=start,
             unit=" steps",
+            disable=None,
         ):
             batch = next(batches)
             model, loss = train_step(model, batch)

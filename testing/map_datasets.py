@@ -25,7 +25,7 @@ _ITERATION = Law(
     "iterating gives the elements of one epoch in order, without None",
     "Let MapDataset.__iter__ do it, or do the same.",
 )
-_PAST_INT64 = 2**62  # after so long an epoch no next one can be reached
+_PAST_INT64 = 2**62  # no program reaches the end of such an epoch
 
 
 def assert_map_dataset_conforms(

@@ -28,6 +28,11 @@ _NEVER = re.compile(
     r"|beg[aiu]ns? again|(?:leaves?|left|leaving) out|of which there|lies)\b",
     re.IGNORECASE,
 )
+# Words that have a shorter or clearer equivalent everywhere.
+_REFUSED = re.compile(
+    r"\b(?:nobody|somebody|anybody|whoever|whomever|anew|lest|for ever|of then)\b",
+    re.IGNORECASE,
+)
 _OPENINGS = re.compile(r"(What|Whether|Where|How|Who)\b")
 _NOUNS = re.compile(r"(The|A|An|That|Those|Its|Of|In|For|As|If)\b|``")
 _MAX_NOUNS = 0.02  # of the functions
@@ -115,6 +120,19 @@ def test_the_code_has_no_such_words():
         if path != Path(__file__)
         for i, line in lines_of(path)
         for match in _NEVER.finditer(_CODE.sub("", line))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_refused_words_are_nowhere():
+    own = Path(__file__)
+    drawings = (ROOT / "docs").rglob("*.svg")
+    found = [
+        f"{path.relative_to(ROOT)}:{i}: {match[0]}"
+        for path in [*files(), *pages(), *sorted(drawings)]
+        if path != own
+        for i, line in enumerate(path.read_text().splitlines(), 1)
+        if (match := _REFUSED.search(line))
     ]
     assert not found, "\n".join(found)
 

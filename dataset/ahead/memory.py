@@ -19,7 +19,7 @@ class Memory:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0  # that are held
-        self._largest = 0.0  # of all elements so far
+        self._largest = 0.0  # of all elements that were computed
 
     def hold(self, holding: Holding, num_bytes: int) -> None:
         """Records that this many bytes more, or fewer, are held."""

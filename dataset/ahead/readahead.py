@@ -18,7 +18,7 @@ Guarantees:
    not touch the lock.
 8. No element waits for one that comes after it: a consumer that waits for ``_LATE_SECONDS`` takes
    what is finished of a block that is still being computed, and blocks that take that long are
-   shortened to the element that they are at. Any thread may compute the rest.
+   shortened to the element that they are at. Any thread may then compute the rest.
 
 Blocks grow while they are quick (see ``BlockSize``), and there are more threads than CPUs only
 where threads wait for something else. So storage that answers slowly is asked by many threads for

@@ -44,5 +44,5 @@ def refuse_replay(mixture: Any, change: str) -> None:
         raise StateMismatchError(
             f"{mixture} has {change} than when the state was taken, and {_replaying.what}: filled"
             " again from another mixture, some elements would come twice and others never. Restore"
-            " with the weights and components of then, or mix after that stage"
+            " with the earlier weights and components, or mix downstream of that stage"
         )

@@ -105,7 +105,7 @@ def _words(record: Record) -> str:
     if record.seed is not None:
         parts.append(f"random stream {record.seed[1]} of seed {record.seed[0]}")
     if record.span is not None:
-        parts.append(f"cells {record.span[0]} to {record.span[1]}")
+        parts.append(f"cells {record.span[0]} to {record.span[1] - 1}")
     return ", ".join(parts)
 
 

@@ -1,7 +1,7 @@
 """The command ``state``: what a checkpoint says, and whether it fits a pipeline.
 
-A checkpoint is untrusted input: its contents are neither believed (a number of processes, of
-digits) nor printed as it is.
+A checkpoint may come from an untrusted place: what it says is neither believed (a number of
+processes, of digits) nor printed as it is.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gristmill.core.state import shown
 from gristmill.dataset.descriptions.display import length_text
@@ -31,13 +32,14 @@ _LATER = (
 )
 _RECORD = {
     "row": "Row",
-    "source": "Source",
-    "record_key": "Record",
-    "index": "Index",
-    "epoch": "Epoch",
     "components": "Component",
+    "record_key": "Record",
+    "span": "Cells",
+    "epoch": "Epoch",
+    "index": "Index",
     "seed": "Random stream (seed, index)",
-    "span": "Place in the row",
+    "place": "File",
+    "source": "Source",
 }
 _MAX_ERROR, _MAX_TRACEBACK = 4000, 30_000
 
@@ -452,7 +454,7 @@ def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str
         for name in list(_RECORD)[1:]
         if any([values[name] not in (None, ()) for _, values in lines])
     ]
-    cells = [[_record_cell(values[name]) for name in names] for _, values in lines]
+    cells = [[_record_cell(name, values[name]) for name in names] for _, values in lines]
     titles = "".join([f'<th scope="col">{_RECORD[name]}</th>' for name in names])
     body = [
         "<tr>" + "".join([f"<td>{safe(shortened(cell, 120))}</td>" for cell in line]) + "</tr>"
@@ -469,7 +471,11 @@ def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str
     return f"<section>{title}{_table_html(titles, body)}{passed}</section>" if body else ""
 
 
-def _record_cell(value: object) -> str:
+def _record_cell(name: str, value: Any) -> str:
+    if name == "components":
+        return "/".join(map(str, value))
+    if name == "span" and value is not None:
+        return f"{value[0]:,} to {value[1] - 1:,}"
     if isinstance(value, tuple):
         return " / ".join([shown(part, 60) for part in value])
     return value if isinstance(value, str) else "" if value is None else shown(value, 120)

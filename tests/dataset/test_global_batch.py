@@ -605,7 +605,7 @@ def test_processes_compute_lanes():
             found = [repr(next(it)) for _ in range(3)]
             state = through_json(it.get_state())
             assert [*found, *map(repr, it)] == alone
-            it.set_state(state)  # with histories, states go from workers to other executors
+            it.set_state(state)  # with histories, states of workers restore elsewhere
             assert repr(next(it)) == alone[3]
 
 

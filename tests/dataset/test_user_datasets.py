@@ -185,7 +185,7 @@ def test_closing_reaches_the_parents_of_a_users_iterator():
 
 def test_names_of_users_attributes_are_theirs():
     names = "parameters upstream text family place kind length source data position state options"
-    mine = {f"_{name}": "mine" for name in names.split()}  # attributes that users may choose
+    mine = {f"_{name}": "mine" for name in names.split()}  # attributes that users may think of
 
     class NamedStream(Stream):
         def __iter__(self):

@@ -429,6 +429,7 @@ def test_state(saved, folder, call):
     ]
     assert "  of the pipeline\n" + "".join([f"    {stage}\n" for stage in stages]) in text
     text = call(f"state {saved('workers', 5)}/process_0-of-1.json --pipeline @workers")
+    assert "RoundRobinIterator(num_lanes=2)" in text
     own = "next index: {} of about 10 in its share of MapMapDataset"
     assert (
         f"  next: lane 1\n  lane 0:\n    {own.format(3)}\n  lane 1:\n    {own.format(2)}\n" in text

@@ -88,7 +88,7 @@ def test_where_a_worker_is_stuck(messages, tmp_path):
 
     def release():
         wait_until(lambda: any(map(tells, messages.texts)))
-        pipe.write_bytes(b"go on")
+        pipe.write_bytes(b"continue")
 
     it = iter(
         NUMBERS.to_iter_dataset()

@@ -342,14 +342,14 @@ def expect(it, start, stop):
         assert (x == i).all(), (i, x)
 
 def check_fork(api, workers, size):
-    '''Both processes go on with the iterator, and keep the batches that they have.'''
+    '''Both processes continue with the iterator, and keep the batches that they have.'''
     it = iter(APIS[api](Work("full", size=size), 60, workers))
     batches = [next(it) for _ in range(10)]
     parent_went_on = FOLDER / f"parent_went_on_{api}_{size}"
 
     def go_on():
         expect(it, 10, 30)
-        wait_for(parent_went_on.exists, "the parent did not go on")
+        wait_for(parent_went_on.exists, "the parent did not continue")
         expect(iter(batches), 0, 10)  # the inherited ones did not change
         expect(it, 30, 60)
         assert next(it, None) is None

@@ -2,6 +2,7 @@
 to, and figures, are there.
 """
 
+import ast
 import importlib
 import itertools
 import json
@@ -97,6 +98,35 @@ def test_code_is_run_and_not_cut_and_what_a_page_refers_to_is_there(page):
     assert [file for file in _files(page) if not file.exists()] == []
     assert not _PLACE_ON_A_MACHINE.search(text)
     assert "```text\n```" not in text  # texts were made
+    assert not re.search(r"^ *%", text, re.MULTILINE)  # a comment, which the site skips
+
+
+PACKAGES = {  # of modules with another name
+    "PIL": "pillow",
+    "array_record": "array-record",
+    "google": "protobuf",
+    "orbax": "orbax-checkpoint",
+    "tensorflow_datasets": "tensorflow-datasets",
+}
+
+
+def _modules(page):
+    """The modules that the code of a page imports, without those that gristmill brings."""
+    code = [block.code for block in blocks_of(page) if block.runs and block.language == "python"]
+    nodes = [node for text in code for node in ast.walk(ast.parse(text))]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    own = {*sys.stdlib_module_names, "numpy", "cloudpickle", "gristmill", "grain"}
+    return {name.partition(".")[0] for name in names} - own
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_pages_name_the_packages_that_their_code_imports(page):
+    commands = " ".join(re.findall(r"pip install ([^`\n]*)", page.read_text()))
+    named = set(re.findall(r"[\w-]+", commands))
+    extras = {"huggingface": "datasets", "remote": "obstore"}
+    named |= {package for extra, package in extras.items() if extra in named}
+    assert {PACKAGES.get(name, name) for name in _modules(page)} <= named
 
 
 def test_pictures_are_small_and_are_shown():
