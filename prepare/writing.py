@@ -140,6 +140,8 @@ class _WriteCall:
         for name, value in sizes.items():
             sizes[name] = None if value is None else as_int(name, value, minimum=1)
         self.ds, self.append = ds, append
+        # Before a function of the user is called, which may keep what it has computed.
+        self.pipeline = described_pipeline(ds)
         self.shard = shard or NoSharding()
         self.codec = None if codec is None else codec_of(codec)
         self.format = format_of(format, format_options, self.codec)
@@ -232,7 +234,7 @@ class _WriteCall:
                     f"{self.folder} was written with other arguments: {name} was "
                     f"{shown(part.request.get(name))}, and is {shown(now)} here. {remedy}"
                 )
-        difference = pipeline_difference(part.pipeline, described_pipeline(self.ds))
+        difference = pipeline_difference(part.pipeline, self.pipeline)
         if difference is not None:
             raise ManifestError(f"{self.folder} is of another pipeline: {difference}. {remedy}")
 
@@ -258,8 +260,9 @@ class _WriteCall:
 
     def _part(self, plan: WritePlan, first_file: int) -> WrittenPart:
         sizes = (plan.records_per_file, round(plan.record_bytes))
-        pipeline = described_pipeline(self.ds)
-        return WrittenPart(pipeline, self.request, *sizes, first_file, plan.num_files, NO_FAULTS)
+        return WrittenPart(
+            self.pipeline, self.request, *sizes, first_file, plan.num_files, NO_FAULTS
+        )
 
     def _written_stream(
         self, writer: FileWriter, part: WrittenPart, workers: Any, progress: bool | None
