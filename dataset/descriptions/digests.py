@@ -225,6 +225,8 @@ class Digest:
             self.add(getattr(value, "_fingerprint", None))  # of Hugging Face
         except Exception:  # of the package: nothing is known but the class
             self._note("no text")
+        for function in _users_functions(value, set()):  # such as parse= of a source
+            self.add(function)
 
     def _add_as_array(self, value: Any) -> bool:
         if not hasattr(type(value), "__array__"):
@@ -341,6 +343,18 @@ def _function_in(value: Any) -> Any:
         value = value.func
     value = inspect.unwrap(value) if hasattr(value, "__wrapped__") else value
     return value if isinstance(value, types.FunctionType) else None
+
+
+def _users_functions(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the functions of the user that an object of this library has."""
+    if type(value).__module__.partition(".")[0] != "gristmill" or id(value) in seen:
+        return
+    seen.add(id(value))
+    for inner in getattr(value, "__dict__", {}).values():
+        if callable(inner) and not _is_installed(inner):
+            yield inner
+        else:
+            yield from _users_functions(inner, seen)
 
 
 def _is_value(kind: type) -> bool:

@@ -261,6 +261,50 @@ def test_what_a_function_changes_itself_does_not_count():
     assert not pipeline_difference(described(configured(1, 1)), described(configured(1, 2)))
 
 
+def folder_of(path, *names):
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(b"{}")
+    return path
+
+
+def codec(path, decode):
+    grain.write(grain.MapDataset.range(3).map(str), path, codec=(str.encode, bytes.decode))
+    return grain.read(path, codec=(str.encode, decode))
+
+
+MDS = Path(__file__).parents[1] / "sources" / "mds_golden" / "gz"
+SOURCES = {
+    "parse": lambda path: [
+        grain.JsonlSource(folder_of(path, "a.jsonl") / "a.jsonl", parse=times(factor))
+        for factor in (2, 3)
+    ],
+    "decode": lambda path: [
+        grain.ImageFolderSource(folder_of(path, "a/1.png"), decode=times(factor))
+        for factor in (2, 3)
+    ],
+    "names of pictures": lambda path: [
+        grain.ImageFolderSource(folder_of(path / f"{i}" / "data", f"a/{i}.png")) for i in range(2)
+    ],
+    "encoded pictures": lambda path: [
+        grain.MDSSource(MDS, decode_images=is_decoded) for is_decoded in (True, False)
+    ],
+    "functions of a codec": lambda path: [
+        codec(path, lambda x: x.decode()),
+        codec(path, lambda x: x.decode() * 2),
+    ],
+}
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=list(SOURCES))
+def test_other_functions_and_files_of_sources_differ(tmp_path, make):
+    one, other = [
+        described_pipeline(ds if isinstance(ds, grain.MapDataset) else grain.MapDataset.source(ds))
+        for ds in make(tmp_path)
+    ]
+    assert pipeline_difference(one, other) is not None
+
+
 PROGRAM = """
 import logging, random, socket, sys, threading
 import numpy as np
