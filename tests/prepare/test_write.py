@@ -7,12 +7,11 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
-from gristmill.prepare.files import ElementError, Finished
+from gristmill.prepare.files import ElementError
 from gristmill.prepare.local import LocalFolder
-from gristmill.prepare.manifest import ManifestError, WrittenFile, WrittenPart
-from gristmill.prepare.report import ProgressBar
+from gristmill.prepare.manifest import ManifestError
 from gristmill.testing.equality import are_equal
-from written import contents, element, packed, sparse, stream
+from written import check_files_in_work, contents, element, packed, sparse, stream
 
 
 def row(i):
@@ -272,19 +271,7 @@ def test_files_that_were_changed_are_refused(tmp_path, is_complete):
 
 
 def test_progress_shows_files_in_work_and_a_last_line_says_how_to_read(tmp_path, capsys):
-    folder = LocalFolder(str(tmp_path))
-    part = WrittenPart({}, {}, 100, 40, 0, 3, {})
-    with ProgressBar(False, folder, part, 3, 0) as bar:
-        with folder.workspace("part-000000") as workspace:
-            (workspace / "part-000000.bin").write_bytes(bytes(1000))
-            num, text = bar.text()
-            assert num == 0.25 and text.startswith("25 records, 1.0 kB, ")
-        file = WrittenFile("part-000000.bin", 90, 2000, "")
-        bar.add(Finished((file, WrittenFile("part-000000.idx", 0, 0, "")), {}, {}))
-        with folder.workspace("part-000001") as workspace:
-            (workspace / "part-000001.bin").write_bytes(bytes(1000))
-            num, text = bar.text()
-            assert num == 1.5 and text.startswith("135 records, 3.0 kB, ")
+    check_files_in_work(LocalFolder(str(tmp_path)))
     for _ in range(2):
         report = grain.write(sparse(), tmp_path, records_per_file=30, progress=True)
         shown = capsys.readouterr().err
