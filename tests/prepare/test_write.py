@@ -41,6 +41,8 @@ def features(i):
         "image": np.full((2, 3), i, np.float32),
         "tokens": np.arange(i % 5, dtype=np.uint16),
         "label": np.int8(i % 7),
+        "flags": np.arange(i % 3) > 0,
+        "flag": np.bool_(i % 2),
     }
 
 
@@ -353,6 +355,15 @@ MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
         pytest.param("array_record", {"a": 1}, {"a": MASKED}, "mask as two arrays", id="mask"),
         pytest.param("parquet", {"a": np.ones(2)}, {"a": MASKED}, "MaskedArray", id="mask, table"),
         pytest.param("tar", {"a": np.ones(2)}, {"a": MASKED}, "MaskedArray", id="mask in tar"),
+        *[
+            pytest.param(
+                format, np.ones(2, int), MASKED.astype(int), "MaskedArray", id=f"mask in {format}"
+            )
+            for format in ("megatron", "npy")
+        ],
+        pytest.param(
+            "parquet", {"a": 1}, {"a": np.array([None])}, "make arrays of numbers", id="objects"
+        ),
         pytest.param("jsonl", [1], [Named("a")], "Named", id="subclass in JSON"),
         pytest.param("jsonl", [1], [nested(3000)], "nested too deeply", id="deep in JSON"),
         pytest.param("array_record", [1], [nested(3000)], "nested too deeply", id="deep"),
