@@ -65,10 +65,15 @@ def planned(
         names = [_name(ds, place) for place, element in sample if not _fits(format, element)]
         name = names[0] if names else "the first elements"
         raise unwritable(name, format, error) from error
-    try:
-        sizes = [fitted.size(fitted.encode(element)) for element in elements]
-    except Exception:  # of the user's codec, too; the element is named when it is written
-        sizes = []
+    sizes = []
+    for place, element in sample:
+        try:
+            sizes.append(fitted.size(fitted.encode(element)))
+        except Exception as error:  # of the user's codec, too
+            if is_fitted:  # before it is noted in the folder that these elements are appended
+                raise unwritable(_name(ds, place), format, error) from error
+            sizes = []  # the element is named when it is written
+            break
     record_bytes = sum(sizes) / len(sizes) if sizes else 0.0
     num_records = request["records_per_file"]
     if num_records is None:
