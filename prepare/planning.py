@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.core.options import ReadOptions
@@ -62,8 +62,12 @@ def planned(
     try:
         fitted = format if is_fitted else format.fitted(elements)
     except (TypeError, ValueError, RecursionError) as error:
-        names = [_name(ds, place) for place, element in sample if not _fits(format, element)]
-        name = names[0] if names else "the first elements"
+        wrong = [
+            place
+            for num, (place, _) in enumerate(sample, 1)
+            if not _fits(format, elements[:num])  # one alone may fit, but not with others
+        ]
+        name = _name(ds, wrong[0]) if wrong else "the first elements"
         raise unwritable(name, format, error) from error
     sizes = []
     for place, element in sample:
@@ -123,9 +127,9 @@ def _sample(ds: Any, num: int, is_measured: bool) -> list[tuple[int, Any]]:
     return found
 
 
-def _fits(format: Format, element: Any) -> bool:
+def _fits(format: Format, elements: Sequence[Any]) -> bool:
     try:
-        format.fitted([element])
+        format.fitted(elements)
     except (TypeError, ValueError, RecursionError):
         return False
     return True

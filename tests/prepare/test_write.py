@@ -536,6 +536,15 @@ def test_an_element_of_a_stream_is_named_with_its_records(tmp_path, wrong):
         ],
         pytest.param(
             {
+                "ds": grain.MapDataset.range(9).map(lambda i: {"a": np.ones((2, 1 + i // 6))}),
+                "format": "parquet",
+            },
+            ElementError,
+            r"element 6 \(record 6\) .* \(any, 2\), and an array <f8 \(any, 1\)",
+            id="one that does not fit to others",
+        ),
+        pytest.param(
+            {
                 "ds": grain.MapDataset.range(9).map(lambda i: {"a": {1} if i == 4 else 1}),
                 "format": "parquet",
             },
