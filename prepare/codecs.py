@@ -284,7 +284,8 @@ def _check_json(value: Any) -> None:
                 )
             _check_json(item)
     elif type(value) not in _JSON_SCALARS:
-        raise TypeError(f"JSON cannot hold a value of {_kind(value)}: {_remedy(value)}")
+        remedy = "make a list of it, by a map before" if type(value) is tuple else _remedy(value)
+        raise TypeError(f"JSON cannot hold a value of {_kind(value)}: {remedy}")
 
 
 @functools.cache

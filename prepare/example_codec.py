@@ -19,6 +19,7 @@ from gristmill.core.state import shown
 from gristmill.prepare.codecs import Codec, is_array
 from gristmill.prepare.formats.columns import Columns
 
+_DTYPES = {"float": np.float32, "int": np.int64}  # protobuf takes no truth values for integers
 _LISTS = {"bytes": "bytes_list", "float": "float_list", "int": "int64_list"}
 
 
@@ -65,7 +66,10 @@ class ExampleCodec(Codec):
                     f"feature {name!r} is {shown(found)}, and {shown(feature)} in the first "
                     "elements: convert it by a map before"
                 )
-            values = np.ravel(value).tolist() if feature["kind"] != "plain" else [value]
+            if feature["kind"] == "plain":
+                values = [value]
+            else:
+                values = np.ravel(value).astype(_DTYPES[feature["list"]]).tolist()
             values = [item.encode() if isinstance(item, str) else item for item in values]
             getattr(example.features.feature[name], _LISTS[feature["list"]]).value.extend(values)
         return example.SerializeToString(deterministic=True)

@@ -7,9 +7,11 @@ there. It has no times, paths or names of machines: the same pipeline gives the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gristmill.core.errors import as_int
 from gristmill.core.state import shown
 from gristmill.core.value import Value
 
@@ -114,11 +116,14 @@ class Manifest(Value):
             values = json.loads(text)
             version = values[_VERSION_KEY]
             if version == _VERSION:
+                files = [WrittenFile(**file) for file in values["files"]]
+                for file in files:
+                    _check_file(file)
                 return cls(
                     bool(values["complete"]),
                     dict(values["format"]),
                     [WrittenPart(**part) for part in values["parts"]],
-                    [WrittenFile(**file) for file in values["files"]],
+                    files,
                 )
         except (ValueError, TypeError, LookupError) as error:
             raise ManifestError(
@@ -129,3 +134,11 @@ class Manifest(Value):
             f"{place}/{NAME} must be of version {_VERSION}, got {shown(version)}: use a newer "
             "gristmill"
         )
+
+
+def _check_file(file: WrittenFile) -> None:
+    """Refuses an entry that ``write`` does not make."""
+    if not re.fullmatch(r"part-\d+\.[\w.]+", file.name):
+        raise ValueError(f"a file is named {shown(file.name)}")
+    as_int("records", file.records, minimum=0)
+    as_int("bytes", file.bytes, minimum=0)

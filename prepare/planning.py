@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.core.options import ReadOptions
@@ -62,13 +62,22 @@ def planned(
     try:
         fitted = format if is_fitted else format.fitted(elements)
     except (TypeError, ValueError, RecursionError) as error:
-        names = [_name(ds, place) for place, element in sample if not _fits(format, element)]
-        name = names[0] if names else "the first elements"
+        wrong = [
+            place
+            for num, (place, _) in enumerate(sample, 1)
+            if not _fits(format, elements[:num])  # one alone may fit, but not with others
+        ]
+        name = _name(ds, wrong[0]) if wrong else "the first elements"
         raise unwritable(name, format, error) from error
-    try:
-        sizes = [fitted.size(fitted.encode(element)) for element in elements]
-    except Exception:  # of the user's codec, too; the element is named when it is written
-        sizes = []
+    sizes = []
+    for place, element in sample:
+        try:
+            sizes.append(fitted.size(fitted.encode(element)))
+        except Exception as error:  # of the user's codec, too
+            if is_fitted:  # before it is noted in the folder that these elements are appended
+                raise unwritable(_name(ds, place), format, error) from error
+            sizes = []  # the element is named when it is written
+            break
     record_bytes = sum(sizes) / len(sizes) if sizes else 0.0
     num_records = request["records_per_file"]
     if num_records is None:
@@ -118,9 +127,9 @@ def _sample(ds: Any, num: int, is_measured: bool) -> list[tuple[int, Any]]:
     return found
 
 
-def _fits(format: Format, element: Any) -> bool:
+def _fits(format: Format, elements: Sequence[Any]) -> bool:
     try:
-        format.fitted([element])
+        format.fitted(elements)
     except (TypeError, ValueError, RecursionError):
         return False
     return True

@@ -24,7 +24,7 @@ from gristmill.prepare.files import FileWriter, Finished, stem_of
 
 _PLACE = re.compile(r" @ [^)]*")  # of a function in a file, which is another on another machine
 _TOGETHER = 64  # elements that are taken at a time,
-_TOGETHER_BYTES = 1 << 18  # or fewer, of this size
+_TOGETHER_BYTES = 1 << 22  # or fewer, of this size
 NO_FAULTS: Mapping[str, Any] = {"total": 0, "last": []}
 
 

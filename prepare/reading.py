@@ -102,6 +102,7 @@ def folder_at(path: Any) -> Folder:
             f"path must be a folder or its URL, got {shown(path)} of type {type(path).__name__}"
         )
     text = os.fspath(path)
+    text = text if is_url(text) else os.path.expanduser(text)  # noqa: PTH111
     if not text or Path(text).is_file():
         kind = "the file " if text else ""
         raise ValueError(f"path must be a folder or its URL, got {kind}{shown(text)}")

@@ -8,7 +8,10 @@ that it does not exist. Two writers of one file upload the same bytes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
+import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -18,8 +21,10 @@ from typing import Any
 from gristmill.core.errors import missing_package
 from gristmill.prepare.formats.base import as_checksum
 from gristmill.prepare.local import UNFINISHED
+from gristmill.sources.storage.posix import fcntl
 from gristmill.sources.storage.remote import STORES, root_of
 
+_LOCKS: Any = fcntl
 _PIECE_BYTES = 8 << 20
 _WHOLE_BYTES = 64 << 20  # larger objects are uploaded in parts, for which stores know no condition
 
@@ -115,8 +120,12 @@ class RemoteFolder:
         return [f"{UNFINISHED}/{name}" for name in names]
 
     def unfinished_sizes(self) -> list[int]:
-        """Returns nothing: files in work are on the machines that write them."""
-        return []
+        """Returns the number of bytes that is written of each file in work on this machine."""
+        sizes = []
+        for folder in self._workspaces():
+            with contextlib.suppress(OSError):  # it has just been finished
+                sizes.append(sum([path.stat().st_size for path in folder.iterdir()]))
+        return sizes
 
     def remove_unfinished(self) -> None:
         """Removes all that is left of writing."""
@@ -125,9 +134,32 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def workspace(self, name: str) -> Iterator[Path]:
-        """Yields an empty local folder for what becomes ``name``, which is removed at the end."""
-        with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
-            yield Path(folder)
+        """Yields an empty local folder for what becomes ``name``, which is removed at the end.
+
+        The process holds a lock of the folder. One that is left of a killed process has none, and
+        is removed by the next one that writes into this folder of the store.
+        """
+        for old in self._workspaces() if _LOCKS is not None else ():
+            with _locked(old) as is_left:
+                if is_left:
+                    shutil.rmtree(old, ignore_errors=True)
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=f"{self._workspace_prefix()}{name}."))
+            with _locked(path) as is_own:
+                if is_own and path.exists():  # else another process has just taken it for a rest
+                    try:
+                        yield path
+                    finally:
+                        shutil.rmtree(path, ignore_errors=True)
+                    return
+
+    def _workspace_prefix(self) -> str:
+        digest = hashlib.sha1(self.path.encode(), usedforsecurity=False).hexdigest()[:12]
+        return f"gristmill-{digest}-"
+
+    def _workspaces(self) -> list[Path]:
+        """Returns the folders on this machine with files in work."""
+        return [*Path(tempfile.gettempdir()).glob(f"{self._workspace_prefix()}*")]
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -179,3 +211,28 @@ class RemoteFolder:
                 raise missing_package("obstore", "remote", f"writing {self.path}") from error
             self._opened = store.from_url(self._root)
         return self._opened
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Locks a folder for the body, which gets False if another process has locked it.
+
+    Without locks of files (Windows), it gets True.
+    """
+    if _LOCKS is None:
+        yield True
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # it was just removed, or is another user's
+        yield False
+        return
+    try:
+        _LOCKS.flock(descriptor, _LOCKS.LOCK_EX | _LOCKS.LOCK_NB)
+        is_locked = True
+    except OSError:
+        is_locked = False
+    try:
+        yield is_locked
+    finally:
+        os.close(descriptor)

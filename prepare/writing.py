@@ -41,7 +41,8 @@ _log = logging.getLogger("gristmill")
 _REMEDY = "Use another folder, or overwrite=True to remove what is there"
 _REMEDY_OF_APPEND = (
     "An append is not finished: wait for it or, if it was interrupted, repeat it with append=True "
-    "and its pipeline and arguments; or use another folder"
+    "and its pipeline and arguments; or give it up by overwrite=True with append=True, which "
+    "leaves files of before"
 )
 
 
@@ -81,7 +82,9 @@ def write(
         shard: which of the files this host writes. The manifest is complete when all hosts have
             written theirs. Of a stream that packs or batches, each host computes all elements.
         compression: the format's own; ``None`` for its default.
-        overwrite: remove what was written there first, also by an earlier call that is repeated.
+        overwrite: remove what was written there first, also by an earlier call that is repeated;
+            with ``append`` only what an append has written that was not finished. No other call may
+            write there.
         append: write after the records of a complete folder, a pipeline only once in a row.
         progress: show a progress bar, and the report as the last line, on stderr; by default if
             that is a terminal.
@@ -140,10 +143,17 @@ class _WriteCall:
         for name, value in sizes.items():
             sizes[name] = None if value is None else as_int(name, value, minimum=1)
         self.ds, self.append = ds, append
+        # Before a function of the user is called, which may keep what it has computed.
+        self.pipeline = described_pipeline(ds)
         self.shard = shard or NoSharding()
         self.codec = None if codec is None else codec_of(codec)
         self.format = format_of(format, format_options, self.codec)
         self.folder = folder_at(path)
+        if self.format.is_cut_at_commas and "," in str(self.folder):
+            raise ValueError(
+                f"path must have no comma for format={self.format.name!r}, whose library takes it "
+                f"for several files, got {str(self.folder)!r}: use another folder"
+            )
         self.request = {
             "format": self.format.name,
             "options": self.format.options,
@@ -161,8 +171,6 @@ class _WriteCall:
             if not isinstance(value, bool) and (value is not None or name != "progress"):
                 allowed = "True, False or None" if name == "progress" else "True or False"
                 raise TypeError(f"{name} must be {allowed}, got {shown(value)}")
-        if self.append and overwrite:
-            raise ValueError("append and overwrite cannot be given together: choose one of them")
         if overwrite and self.shard.shard_count > 1:
             raise ValueError(
                 "overwrite must be False with shard, since a host would remove what another one "
@@ -176,7 +184,7 @@ class _WriteCall:
     def _run(self, workers: Any, overwrite: bool, progress: bool | None) -> WriteReport:
         start = time.monotonic()
         if overwrite:
-            _remove_all(self.folder)
+            _remove_written(self.folder, only_append=self.append)
         manifest = self._manifest()
         part = manifest.parts[-1]
         writer = FileWriter(self.folder, described_format(manifest.format, self._functions()))
@@ -234,7 +242,7 @@ class _WriteCall:
                     f"{self.folder} was written with other arguments: {name} was "
                     f"{shown(part.request.get(name))}, and is {shown(now)} here. {remedy}"
                 )
-        difference = pipeline_difference(part.pipeline, described_pipeline(self.ds))
+        difference = pipeline_difference(part.pipeline, self.pipeline)
         if difference is not None:
             raise ManifestError(f"{self.folder} is of another pipeline: {difference}. {remedy}")
 
@@ -251,17 +259,21 @@ class _WriteCall:
                     f"append=True needs the {name} that the folder was written with, "
                     f"{shown(last.request.get(name))}, got {shown(self.request[name])}"
                 )
-        format = described_format(found.format, self._functions())
-        plan = planned(self.ds, format, self.request, is_fitted=True)
+        is_fitted = bool(found.files)
+        format = described_format(found.format, self._functions()) if is_fitted else self.format
+        plan = planned(self.ds, format, self.request, is_fitted=is_fitted)
         first = 1 + max([number_of(file.name) for file in found.files], default=-1)
-        new = found.replaced(complete=False, parts=[*found.parts, self._part(plan, first)])
+        parts = [*found.parts, self._part(plan, first)]
+        fit = found.format if is_fitted else plan.format.described()
+        new = found.replaced(complete=False, format=fit, parts=parts)
         is_first = self.folder.exchange(NAME, text, new.to_bytes())
         return new if is_first else self._manifest()
 
     def _part(self, plan: WritePlan, first_file: int) -> WrittenPart:
         sizes = (plan.records_per_file, round(plan.record_bytes))
-        pipeline = described_pipeline(self.ds)
-        return WrittenPart(pipeline, self.request, *sizes, first_file, plan.num_files, NO_FAULTS)
+        return WrittenPart(
+            self.pipeline, self.request, *sizes, first_file, plan.num_files, NO_FAULTS
+        )
 
     def _written_stream(
         self, writer: FileWriter, part: WrittenPart, workers: Any, progress: bool | None
@@ -391,16 +403,26 @@ def _worker_options(workers: Any) -> Any:
     )
 
 
-def _remove_all(folder: Folder) -> None:
-    """Removes what was written to a folder before, the manifest last."""
+def _remove_written(folder: Folder, *, only_append: bool) -> None:
+    """Removes what was written to a folder before, the manifest last.
+
+    Args:
+        folder: the folder.
+        only_append: leave files of parts that are complete.
+    """
     found = manifest_in(folder)
-    if found is None:
+    if found is None or (only_append and found.complete):
         return
     texts = [folder.read(name) for name in folder.unfinished_names() if name.endswith(".json")]
     unfinished = [
         file for text in texts if text is not None for file in Finished.from_bytes(text).files
     ]
+    kept = found.files if only_append else ()
     for file in [*found.files, *unfinished]:
-        folder.remove(file.name)
+        if file not in kept:
+            folder.remove(file.name)
     folder.remove_unfinished()
-    folder.remove(NAME)
+    if only_append and len(found.parts) > 1:
+        folder.replace(NAME, found.replaced(complete=True, parts=found.parts[:-1]).to_bytes())
+    else:
+        folder.remove(NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import tarfile
@@ -134,8 +135,15 @@ class ImageFolderSource(PerProcess):
         )
         return (
             f"ImageFolderSource({Path(self._path).name!r}, {len(self)} pictures,"
-            f" {len(self.classes)} classes{decode})"
+            f" {len(self.classes)} classes, {self._digest}{decode})"
         )
+
+    @cached
+    def _digest(self) -> str:
+        """A short text of the names of the pictures, and the size of an archive."""
+        size = "" if self._archive is None else Path(self._path).stat().st_size
+        text = "\n".join([*self._names, f"{size}"]).encode("utf-8", "surrogateescape")
+        return hashlib.sha1(text, usedforsecurity=False).hexdigest()[:8]
 
     @property
     def paths(self) -> list[str]:

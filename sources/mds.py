@@ -162,7 +162,8 @@ class MDSSource(ShardedSource[dict[str, Any]]):
         return samples
 
     def __repr__(self) -> str:
-        return f"MDSSource({len(self)} samples, {self._files.described()})"
+        images = "" if self._decode_images else ", decode_images=False"
+        return f"MDSSource({len(self)} samples, {self._files.described()}{images})"
 
     @property
     def paths(self) -> list[str]:

@@ -52,7 +52,8 @@ class DiskCacheParameters(Parameters):
             as_int("max_bytes", self.max_bytes, minimum=1)
         if not isinstance(self.freeze, bool):
             raise TypeError(f"freeze must be True or False, got {shown(self.freeze)}")
-        self._replace(path=os.path.abspath(self.path))  # noqa: PTH100
+        path = os.path.expanduser(self.path)  # noqa: PTH111
+        self._replace(path=os.path.abspath(path))  # noqa: PTH100
 
 
 class DiskCache:

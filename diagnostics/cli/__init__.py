@@ -610,7 +610,9 @@ def _add_write(commands: Commands) -> None:
     )
     command.add_argument("--shard", metavar="I/N", help="write the files of host I of N only")
     command.add_argument(
-        "--overwrite", action="store_true", help="remove what was written to OUT before"
+        "--overwrite",
+        action="store_true",
+        help="remove what was written to OUT before; with --append an unfinished append only",
     )
     command.add_argument("--append", action="store_true", help="write after the records of OUT")
     command.add_argument(

@@ -38,6 +38,7 @@ class Format(abc.ABC):
     takes_codec: ClassVar[bool] = False  # its records are bytes
     num_firsts: ClassVar[int] = 1  # the elements that it is fitted to
     is_read_by_path: ClassVar[bool] = False  # its library reads local files only
+    is_cut_at_commas: ClassVar[bool] = False  # its library takes a path with one for two files
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         unknown = [name for name in options if name not in self.option_names]

@@ -89,9 +89,14 @@ class Columns:
 def _type_of(name: str, value: Any) -> Mapping[str, Any]:
     if is_array(value):
         if value.dtype.kind not in _KINDS:
+            is_for_msgpack = value.dtype.names is None and not value.dtype.hasobject
+            remedy = (
+                "write array_record with the codec msgpack"
+                if is_for_msgpack
+                else "make arrays of numbers or texts of it by a map before"
+            )
             raise TypeError(
-                f"column {name!r} has dtype {value.dtype}, which this format cannot hold: write "
-                "array_record with the codec msgpack"
+                f"column {name!r} has dtype {value.dtype}, which this format cannot hold: {remedy}"
             )
         if isinstance(value, np.generic):
             return {"kind": "scalar", "dtype": value.dtype.str}
@@ -115,10 +120,14 @@ def _check_plain(name: str, value: Any) -> None:
             _check_plain(name, item)
     else:
         inner = "within a list or dict " if is_array(value) else ""
+        more = (
+            ", or write array_record with the codec msgpack"
+            if inner or type(value) in (tuple, complex)
+            else ""
+        )
         raise TypeError(
             f"column {name!r} has a value of type {type(value).__name__} {inner}that this format "
-            "cannot hold: convert it by a map before (tuples to lists, tensors to arrays), or "
-            "write array_record with the codec msgpack"
+            f"cannot hold: convert it by a map before (tuples to lists, tensors to arrays){more}"
         )
 
 

@@ -119,6 +119,7 @@ class BagFormat(BytesFormat):
     name = "bagz"
     option_names: ClassVar[Mapping[str, Any]] = {"compression": None}
     is_read_by_path = True
+    is_cut_at_commas = True
 
     def __init__(self, options: Mapping[str, Any], codec: Codec | None = None) -> None:
         super().__init__(options, codec)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from gristmill.core.state import shown
+from gristmill.prepare.codecs import is_array
 from gristmill.prepare.formats.base import Format, RecordWriter
 
 # The index of Megatron Core: magic, version, code of the dtype, numbers of sequences and documents.
@@ -73,7 +74,7 @@ class _TokenFormat(Format):
         if isinstance(element, list):
             is_plain = element and all([type(token) is int for token in element])
             tokens = np.array(element, np.int64 if is_plain else None if element else np.int32)
-        if not isinstance(tokens, np.ndarray):
+        if not isinstance(tokens, np.ndarray) or not is_array(tokens):
             raise TypeError(
                 "it must be a list or a one-dimensional array of integers, got "
                 f"{shown(element)} of type {type(element).__name__}: select it by a map before"

@@ -7,12 +7,12 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
-from gristmill.prepare.files import ElementError, Finished
+from gristmill.prepare.files import ElementError
+from gristmill.prepare.formats import NAMES
 from gristmill.prepare.local import LocalFolder
-from gristmill.prepare.manifest import ManifestError, WrittenFile, WrittenPart
-from gristmill.prepare.report import ProgressBar
+from gristmill.prepare.manifest import ManifestError
 from gristmill.testing.equality import are_equal
-from written import contents, element, packed, sparse, stream
+from written import check_files_in_work, contents, element, packed, sparse, stream
 
 
 def row(i):
@@ -42,7 +42,14 @@ def features(i):
         "image": np.full((2, 3), i, np.float32),
         "tokens": np.arange(i % 5, dtype=np.uint16),
         "label": np.int8(i % 7),
+        "flags": np.arange(i % 3) > 0,
+        "flag": np.bool_(i % 2),
     }
+
+
+def packed_again(ds):
+    """A stream that has no ranges."""
+    return ds.to_iter_dataset().batch(1, batch_fn=lambda x: x[0])
 
 
 def same(read, written):
@@ -189,6 +196,47 @@ def test_appending_leaves_files_of_before_as_they_are(tmp_path):
         append=True,
     )
 
+    assert len(grain.read(tmp_path)) == 45  # nothing was begun
+
+
+@pytest.mark.parametrize("make", [lambda ds: ds, packed_again], ids=["ranges", "stream"])
+def test_an_append_that_cannot_be_finished_is_given_up(tmp_path, make):
+    arguments = {"format": "jsonl", "records_per_file": 20}
+    grain.write(grain.MapDataset.range(25).map(lambda i: {"id": i}), tmp_path, **arguments)
+    before = contents(tmp_path)
+    odd = make(grain.MapDataset.range(90).map(lambda i: {"id": i if i < 70 else Odd()}))
+    good = make(grain.MapDataset.range(90).map(lambda i: {"id": -i}))
+    for overwrite in (False, False, True):
+        again = {**arguments, "append": True, "overwrite": overwrite}
+        assert_raises(ElementError, "element 70", grain.write, odd, tmp_path, **again)
+        assert_raises(
+            ManifestError,
+            "give it up by overwrite=True with append=True",
+            grain.write,
+            good,
+            tmp_path,
+            **{**again, "overwrite": False},
+        )
+    report = grain.write(good, tmp_path, append=True, overwrite=True, **arguments)
+    assert (
+        report.complete
+        and {name: contents(tmp_path)[name] for name in before if name != "manifest.json"}.items()
+        <= before.items()
+    )
+    expected = [*range(25), *[-i for i in range(90)]]
+    assert [x["id"] for x in grain.read(tmp_path)] == expected
+    grain.write(good, tmp_path, append=True, overwrite=True, **arguments)  # it is finished
+    assert len(grain.read(tmp_path)) == len(expected)
+
+
+@pytest.mark.parametrize("format", NAMES)
+def test_the_first_records_may_be_appended(tmp_path, format):
+    row = np.ones(2, np.int32) if format in ("megatron", "npy") else {"id": 3}
+    grain.write(grain.MapDataset.source([]), tmp_path, format=format)
+    ds = grain.MapDataset.source([row] * 3)
+    assert grain.write(ds, tmp_path, format=format, append=True).records == 3
+    assert are_equal(grain.read(tmp_path)[2], row)
+
 
 def test_faults_are_in_the_manifest(tmp_path):
     def parsed(i):
@@ -272,19 +320,7 @@ def test_files_that_were_changed_are_refused(tmp_path, is_complete):
 
 
 def test_progress_shows_files_in_work_and_a_last_line_says_how_to_read(tmp_path, capsys):
-    folder = LocalFolder(str(tmp_path))
-    part = WrittenPart({}, {}, 100, 40, 0, 3, {})
-    with ProgressBar(False, folder, part, 3, 0) as bar:
-        with folder.workspace("part-000000") as workspace:
-            (workspace / "part-000000.bin").write_bytes(bytes(1000))
-            num, text = bar.text()
-            assert num == 0.25 and text.startswith("25 records, 1.0 kB, ")
-        file = WrittenFile("part-000000.bin", 90, 2000, "")
-        bar.add(Finished((file, WrittenFile("part-000000.idx", 0, 0, "")), {}, {}))
-        with folder.workspace("part-000001") as workspace:
-            (workspace / "part-000001.bin").write_bytes(bytes(1000))
-            num, text = bar.text()
-            assert num == 1.5 and text.startswith("135 records, 3.0 kB, ")
+    check_files_in_work(LocalFolder(str(tmp_path)))
     for _ in range(2):
         report = grain.write(sparse(), tmp_path, records_per_file=30, progress=True)
         shown = capsys.readouterr().err
@@ -366,6 +402,15 @@ MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
         pytest.param("array_record", {"a": 1}, {"a": MASKED}, "mask as two arrays", id="mask"),
         pytest.param("parquet", {"a": np.ones(2)}, {"a": MASKED}, "MaskedArray", id="mask, table"),
         pytest.param("tar", {"a": np.ones(2)}, {"a": MASKED}, "MaskedArray", id="mask in tar"),
+        *[
+            pytest.param(
+                format, np.ones(2, int), MASKED.astype(int), "MaskedArray", id=f"mask in {format}"
+            )
+            for format in ("megatron", "npy")
+        ],
+        pytest.param(
+            "parquet", {"a": 1}, {"a": np.array([None])}, "make arrays of numbers", id="objects"
+        ),
         pytest.param("jsonl", [1], [Named("a")], "Named", id="subclass in JSON"),
         pytest.param("jsonl", [1], [nested(3000)], "nested too deeply", id="deep in JSON"),
         pytest.param("array_record", [1], [nested(3000)], "nested too deeply", id="deep"),
@@ -470,7 +515,9 @@ def test_an_element_of_a_stream_is_named_with_its_records(tmp_path, wrong):
         pytest.param({"path": f"{__file__}/x"}, OSError, "can be written to, got", id="in a file"),
         pytest.param({"overwrite": "no"}, TypeError, "overwrite must be True or", id="flag"),
         pytest.param({"progress": 0}, TypeError, "True, False or None", id="progress"),
-        pytest.param({"append": True, "overwrite": True}, ValueError, "choose one", id="two flags"),
+        pytest.param(
+            {"path": "a,b", "format": "bagz"}, ValueError, "must have no comma", id="comma"
+        ),
         pytest.param(
             {"overwrite": True, "shard": grain.ShardOptions(0, 2)},
             ValueError,
@@ -487,6 +534,15 @@ def test_an_element_of_a_stream_is_named_with_its_records(tmp_path, wrong):
                 "zstd:99": r"level in \[-?\d+, 22\]",
             }.items()
         ],
+        pytest.param(
+            {
+                "ds": grain.MapDataset.range(9).map(lambda i: {"a": np.ones((2, 1 + i // 6))}),
+                "format": "parquet",
+            },
+            ElementError,
+            r"element 6 \(record 6\) .* \(any, 2\), and an array <f8 \(any, 1\)",
+            id="one that does not fit to others",
+        ),
         pytest.param(
             {
                 "ds": grain.MapDataset.range(9).map(lambda i: {"a": {1} if i == 4 else 1}),
@@ -521,5 +577,24 @@ def test_folders_that_cannot_be_read(tmp_path):
     assert_raises(ManifestError, "no manifest.json", grain.read, tmp_path)
     grain.write(sparse(), tmp_path, records_per_file=30, shard=grain.ShardOptions(0, 2))
     assert_raises(ManifestError, "not complete", grain.read, tmp_path)
-    (tmp_path / "manifest.json").write_text("{")
-    assert_raises(ManifestError, "damaged", grain.read, tmp_path)
+    report = grain.write(sparse(), tmp_path, records_per_file=30)
+    manifest, name = tmp_path / "manifest.json", report.files[0].name
+    text = manifest.read_text()
+    for old, new in [
+        (text, "{"),
+        (f'"{name}"', f'"../x/{name}"'),
+        (f'"records": {report.files[0].records}', '"records": -1'),
+        (f'"bytes": {report.files[0].bytes}', '"bytes": "1"'),
+    ]:
+        assert old in text
+        manifest.write_text(text.replace(old, new))
+        for function in (grain.read, grain.verify_files):
+            assert_raises(ManifestError, "damaged.*Use another folder", function, tmp_path)
+
+
+def test_a_tilde_is_the_folder_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    report = grain.write(grain.MapDataset.range(3).map(lambda i: b"a"), "~/written")
+    assert report.path == str(tmp_path / "written") and len(grain.read("~/written")) == 3
+    assert len(list(grain.MapDataset.range(3).cache("~/kept"))) == 3
+    assert (tmp_path / "kept").is_dir() and grain.verify_files("~/written") is None

@@ -1,6 +1,9 @@
 """Folders of an object store: the same files as in a local one, in any order of writers."""
 
+import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,8 @@ from refusing import assert_raises
 
 import gristmill as grain
 from gristmill.prepare.manifest import ManifestError
-from written import check_appends_at_once, contents, packed, sparse
+from gristmill.prepare.remote import RemoteFolder
+from written import check_appends_at_once, check_files_in_work, contents, packed, sparse
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -90,6 +94,33 @@ def test_a_connection_that_is_lost_is_an_error_that_says_what_to_do(bucket, monk
         if what == "up":
             assert 0 < grain.write(ds, lost, **arguments).new_files < 4
         grain.verify_files(lost)
+
+
+KILLED = """
+import os, signal, sys
+from gristmill.prepare.remote import RemoteFolder
+
+with RemoteFolder(sys.argv[1]).workspace("part-000001") as folder:
+    (folder / "left").write_bytes(bytes(100))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_files_in_work_are_counted_and_those_of_killed_processes_removed(
+    bucket, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    folder = RemoteFolder(f"{bucket.url}/work")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False)
+    assert killed.returncode == -signal.SIGKILL and folder.unfinished_sizes() == [100]
+    with folder.workspace("part-000002") as workspace:
+        (workspace / "part").write_bytes(bytes(10))
+        with RemoteFolder(str(folder)).workspace("part-000003"):
+            assert sorted(folder.unfinished_sizes()) == [0, 10]
+            assert RemoteFolder(f"{bucket.url}/other").unfinished_sizes() == []
+    check_files_in_work(folder)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_store_that_cannot_be_written_is_named(bucket):

@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 
 import gristmill as grain
+from gristmill.prepare.files import Finished
+from gristmill.prepare.manifest import WrittenFile, WrittenPart
+from gristmill.prepare.report import ProgressBar
 
 
 def element(i):
@@ -88,3 +91,19 @@ def check_appends_at_once(folder):
     [start] = {10, 20} - {*results}
     assert sorted(results) == [7, 30 - start]
     assert [*grain.read(folder)] == [b"old"] * 5 + [b"%d" % i for i in range(start, start + 7)]
+
+
+def check_files_in_work(folder):
+    """The progress bar counts parts of files that are not whole yet."""
+    part = WrittenPart({}, {}, 100, 40, 0, 3, {})
+    with ProgressBar(False, folder, part, 3, 0) as bar:
+        with folder.workspace("part-000000") as workspace:
+            (workspace / "part-000000.bin").write_bytes(bytes(1000))
+            num, text = bar.text()
+            assert num == 0.25 and text.startswith("25 records, 1.0 kB, ")
+        file = WrittenFile("part-000000.bin", 90, 2000, "")
+        bar.add(Finished((file, WrittenFile("part-000000.idx", 0, 0, "")), {}, {}))
+        with folder.workspace("part-000001") as workspace:
+            (workspace / "part-000001.bin").write_bytes(bytes(1000))
+            num, text = bar.text()
+            assert num == 1.5 and text.startswith("135 records, 3.0 kB, ")
