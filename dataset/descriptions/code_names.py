@@ -1,7 +1,7 @@
 """The names that bytecode uses: globals, and attributes and variables that it changes itself.
 
 An object that counts its calls, opens a file when it is first used, or fills a cache, is the same
-object afterwards. Its digest therefore leaves out what its methods change while elements are
+object afterwards. Its digest therefore excludes what its methods change while elements are
 computed (see ``digests``).
 """
 

@@ -127,7 +127,7 @@ class Digest:
         Args:
             value: the object.
             state: its attributes, if they are not all.
-            but: the beginning of names of attributes that are left out, too.
+            but: the beginning of names of attributes that are excluded, too.
         """
         _, _, stored, mutated = _changed(type(value))
         found = _attributes(value) if state is None else state
