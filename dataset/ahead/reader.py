@@ -76,7 +76,7 @@ class Reader(_Items):
         num_threads: the most threads to use; none if 0.
         buffer_size: the most elements to be ahead; none if 0.
         ctx: of the pipeline, whose threads it uses.
-        auto: the largest number of threads, where their number is found while they run; else 0.
+        is_auto: true if the number of threads is found while they run.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Reader(_Items):
         num_threads: int,
         buffer_size: int,
         ctx: IteratorContext,
-        auto: int = 0,
+        is_auto: bool = False,
     ) -> None:
         super().__init__(ds, ctx)
         self.log: RootLog | None = None  # in a worker
         self.waits = BudgetWaits()
         self.num_threads = min(num_threads, buffer_size)
         self._given_limits = self.num_threads, buffer_size
-        self._auto = auto
+        self._is_auto = is_auto
         self._reads_many = ds._gm_draws_many
         self._length = len(ds)
         self._buffer_size = buffer_size
@@ -342,7 +342,7 @@ class Reader(_Items):
             )
             ahead = ReadAhead(*what, log=self.log, rate=self._rate, waits=self.waits)
             self._finalizer = weakref.finalize(self, ahead.close)
-            ahead.auto = self._auto
+            ahead.most_threads, ahead.is_auto = self._given_limits[0], self._is_auto
             ahead.budget.enroll(ahead)
             self._ahead = ahead
         if self._is_closed:

@@ -42,7 +42,8 @@ class ThreadTuning:
         """Return the largest number of threads that may read for ``readers``, some of which may
         have been given one.
         """
-        return max([self.num, *[reader.num_threads for reader in readers if not reader.auto]])
+        given = [reader.most_threads for reader in readers if not reader.is_auto]
+        return max([self.num, *given])
 
     def _begin(self, now: float) -> None:
         budget = self._budget

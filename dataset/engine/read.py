@@ -48,9 +48,8 @@ class Read(Stream):
     @cached
     def reader(self) -> Reader:
         options = self.stage._gm_parameters.read_options
-        most = options.most_threads
-        auto = most if options.num_threads == "auto" else 0
-        return Reader(self.ds, most, options.prefetch_buffer_size, self.ctx, auto)
+        limits = options.most_threads, options.prefetch_buffer_size
+        return Reader(self.ds, *limits, self.ctx, is_auto=options.num_threads == "auto")
 
     @cached
     def budget_waits(self) -> BudgetWaits:

@@ -190,9 +190,11 @@ def test_threads_are_found_and_seen():
         return x
 
     ds = MapDataset.range(400).map(slow)
-    for most in (64, 3):
-        options = ReadOptions("auto", max_workers=most)
-        with iter(ds.to_iter_dataset(options)) as it, diagnostics.observe(it) as view:
+    lanes = MultiprocessingOptions(0, num_lanes=16)
+    for most, num_lanes in ((64, 1), (64, 16), (3, 1)):
+        stream = ds.to_iter_dataset(ReadOptions("auto", max_workers=most))
+        stream = stream.mp_prefetch(lanes) if num_lanes > 1 else stream
+        with iter(stream) as it, diagnostics.observe(it) as view:
             assert [*it] == [*range(400)]
             (budget,) = view.summary().budgets
             assert budget.num_threads <= most
