@@ -214,7 +214,7 @@ class Budget:
             with self.lock:
                 self.settle()
                 self._readers[reader.holding] = reader
-                self._allow(reader.most_threads)
+                self.allow(reader.most_threads)
                 if reader.is_auto and self.tuning is None:
                     most = min(reader.most_threads, self.max_threads)
                     self.tuning = ThreadTuning(most, self)
@@ -237,12 +237,9 @@ class Budget:
     def allow(self, num_threads: int) -> None:
         """Raises the limit to a number promised to a reader; no effect if a number was given."""
         with self.lock:
-            self._allow(num_threads)
-
-    def _allow(self, num_threads: int) -> None:
-        self.promised = max(self.promised, num_threads)
-        if self.is_flexible:
-            self.max_threads = max(self.max_threads, num_threads)
+            self.promised = max(self.promised, num_threads)
+            if self.is_flexible:
+                self.max_threads = max(self.max_threads, num_threads)
 
     def start(self, num: int | None = None) -> None:
         """Starts threads that read, until there are ``num`` (by default, one for every CPU) or as

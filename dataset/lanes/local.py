@@ -33,12 +33,19 @@ class LocalLanes:
         numbers: which elements are those of all lanes; ``None`` if that is not known.
         here: lets the consumer compute all lanes until workers are up, and where there are to be
             none.
+        num_workers: how many workers there are to be after the first output, if the pool has none.
     """
 
     def __init__(
-        self, pool: Any, num_lanes: int, numbers: Numbers | None, here: LanesHere | None = None
+        self,
+        pool: Any,
+        num_lanes: int,
+        numbers: Numbers | None,
+        here: LanesHere | None = None,
+        num_workers: int = 0,
     ) -> None:
         count = len(pool.workers)
+        self._num_later = 0 if count else num_workers
         self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
         self._pool = pool
         self._args = num_lanes, numbers
@@ -111,6 +118,8 @@ class LocalLanes:
             owner.fetch(lane)
             if owner.left:
                 self._hand_over()
+        if self._num_later:
+            self.resize(self._num_later)
 
     def skip(self, lane: WorkerLane, state: Any) -> Any:
         """See ``Shard``."""
@@ -119,6 +128,7 @@ class LocalLanes:
 
     def resize(self, num: int) -> None:
         """Let ``num`` workers compute the lanes from now on. Another thread may call this."""
+        self._num_later = 0
         self._num_wanted, self._was_resized, self.is_settled = num, True, False
 
     def move_to(self, pool: Any, park_former: Callable[[], None]) -> None:
@@ -137,6 +147,8 @@ class LocalLanes:
     def _balance(self) -> None:
         """Let workers leave the lanes that others are to compute, as far as these are up."""
         wanted = self._num_wanted
+        if self._here is not None:
+            self._here.read_ahead(not wanted)
         self._recruit(wanted)
         for group in self._owners:
             group.receive_sent()

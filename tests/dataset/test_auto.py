@@ -4,6 +4,7 @@ import itertools
 import time
 
 import pytest
+from computing_ahead import Crowd
 from refusing import assert_raises
 
 from gristmill import (
@@ -159,15 +160,20 @@ def test_a_loader_finds_its_workers():
         assert [*it] == [*expected]
 
 
-def test_the_first_element_needs_no_worker():
-    options = MultiprocessingOptions("auto", executor="processes")  # threads are up at once
-    with iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(options)) as it:
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_the_first_output_needs_no_worker_and_has_all_threads(executor):
+    options = MultiprocessingOptions("auto", executor=executor, max_workers=2)
+    ds = MapDataset.range(1600).map(Crowd(12)).to_iter_dataset(ReadOptions(16)).batch(16)
+    with iter(ds.mp_prefetch(options)) as it:
         lanes = it.executor
-        assert next(it) == 0
+        assert next(it)[1] == 16
+        assert not lanes.workers
         assert all(
             lane.owner.text(lane) == f"this process, lane {lane.number}" for lane in lanes.shards
         )
-        assert [*it] == [*range(1, 100)]
+        assert [next(it)[0] for _ in range(15)] == [*range(1, 16)]
+        assert len(lanes.workers) == 2
+        assert len([*it]) == 96
 
 
 def test_decisions_are_seen():

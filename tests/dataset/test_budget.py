@@ -6,10 +6,10 @@ import weakref
 
 import numpy as np
 import pytest
-from computing_ahead import Gate, no_threads_left, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import Crowd, Gate, no_threads_left, wait_for_no_threads, working  # noqa: F401
 from interrupting import interrupted
 from refusing import assert_raises
-from waiting import PATIENCE_SECONDS, wait_until
+from waiting import wait_until
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, Schedule
 from gristmill.dataset.ahead.budget import Budget, divide
@@ -73,21 +73,6 @@ def test_a_pipeline_has_no_more_threads_than_its_budget(make, num_threads):
     limit = Budget().max_threads if num_threads is None else num_threads
     # 20 were asked for by number
     assert threads.most <= max(limit, 20 if num_threads is None else 0)
-
-
-class Crowd:
-    """A function that returns once ``num`` threads are in it."""
-
-    def __init__(self, num):
-        self.missing, self.lock, self.is_there = num, threading.Lock(), threading.Event()
-
-    def __call__(self, x):
-        with self.lock:
-            self.missing -= 1
-        if self.missing <= 0:
-            self.is_there.set()
-        assert self.is_there.wait(PATIENCE_SECONDS)
-        return x
 
 
 def test_lanes_have_the_threads_of_the_options_together():
