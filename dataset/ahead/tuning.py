@@ -29,9 +29,8 @@ class ThreadTuning:
     def __init__(self, most: int, budget: Budget) -> None:
         self.decisions: list[Decision] = []
         self._budget = weakref.proxy(budget)
-        now = time.perf_counter()
-        self._controller = Controller(1, most, min(usable_cpus(), most), now, "threads")
-        self._begin(now)
+        self._controller = Controller(1, most, min(usable_cpus(), most), "threads")
+        self._begin(time.perf_counter())
 
     @property
     def num(self) -> int:

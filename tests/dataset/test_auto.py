@@ -22,12 +22,12 @@ from gristmill.experimental import multithread_prefetch
 SECONDS = 200
 
 
-def simulated(load, most=8, seconds=SECONDS, noise=0.01, least=0, cpus=0.0):
-    """The number of workers in each second, and the decisions; ``load(num, t)`` is the rate of
-    workers, and the consumer's.
+def simulated(load, most=8, noise=0.01, least=0, cpus=0.0, times=range(1, SECONDS)):
+    """The number of workers after each of the measurements at ``times``, and the decisions;
+    ``load(num, t)`` is the rate of workers, and the consumer's.
     """
-    controller, numbers, decisions = Controller(least, most, min(2, most), 0.0), [], []
-    for t in range(1, seconds):
+    controller, numbers, decisions = Controller(least, most, min(2, most)), [], []
+    for t in times:
         by_workers, by_consumer = load(controller.num, t)
         rate = 1 / max(1 / by_workers, 1 / by_consumer)
         rate *= 1 + noise * ((t * 7919) % 5 - 2) / 2
@@ -55,13 +55,24 @@ LOADS = {
 }
 
 
+@pytest.mark.parametrize("start", [0, 1000])  # the program compiles before it takes an element
 @pytest.mark.parametrize("name", LOADS)
-def test_it_finds_the_number_and_keeps_it(name):
+def test_it_finds_the_number_and_keeps_it(name, start):
     load, expected = LOADS[name]
-    numbers, decisions = simulated(load)
+    numbers, decisions = simulated(load, times=range(start + 1, start + SECONDS))
     assert set(numbers[10:20]) <= expected | {8}
     assert numbers[-1] in expected
-    assert [decision for decision in decisions if decision.now > 20] == []
+    assert [decision for decision in decisions if decision.now > start + 20] == []
+
+
+@pytest.mark.parametrize("seconds", [10, 20, 50])
+def test_the_number_for_outputs_that_take_long_is_found_later(seconds):
+    load = bound_by_cpus(16, 1 / seconds, 10)
+    numbers, decisions = simulated(load, most=32, times=range(seconds, 2000, seconds))
+    assert numbers[-1] == 16
+    late = [decision.now for decision in decisions if decision.now > seconds + 20]
+    assert late and min(b - a for a, b in itertools.pairwise(late)) >= 30
+    assert late[-1] < 40 * seconds
 
 
 def test_threads_that_keep_each_other_waiting_are_few():
@@ -72,7 +83,7 @@ def test_threads_that_keep_each_other_waiting_are_few():
         numbers, decisions = simulated(with_the_lock, most, least=1, cpus=1.0)
         assert numbers[-1] == 1
         assert [decision for decision in decisions if decision.now > 20] == []
-    controller = Controller(1, 64, 2, 0.0, "threads")
+    controller = Controller(1, 64, 2, "threads")
     jump = controller.jump(0.5, "an element took 9 ms")
     assert str(jump) == "2 → 64 threads: an element took 9 ms"
     assert controller.decide(Measured(2.0, 50.0, 1.0, 1.0, 1.0)).after == 1
@@ -88,7 +99,7 @@ def test_threads_that_keep_each_other_waiting_are_few():
     ],
 )
 def test_threads_in_place_of_processes(rates, last, num):
-    controller, decisions = Controller(0, 4, 2, 0.0, most_threads=16), []
+    controller, decisions = Controller(0, 4, 2, most_threads=16), []
     kinds = ["processes"]
     for t in range(1, SECONDS):
         by_process, by_thread, by_all_threads = rates
