@@ -161,6 +161,12 @@ class PoolExecutor(Executor):
                 f" {type(self._options).__name__}(num_lanes=...) of the largest number that you"
                 " will need"
             )
+        if not num_workers and not self._may_be_here:
+            raise ValueError(
+                "num_workers must be at least 1, got 0: where it, worker_init_fn or worker_env was"
+                " given, or there are actors, elements are computed by workers only. Make the"
+                " pipeline with MultiprocessingOptions('auto') and without these"
+            )
         if self.tuning is not None:
             self.tuning.is_on = False  # the user decides from now on
         self._use(num_workers)

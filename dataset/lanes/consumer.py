@@ -11,6 +11,7 @@ from itertools import repeat
 from typing import Any
 
 from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
 from gristmill.dataset.lanes.processes import WorkerLane
 from gristmill.dataset.workers.task import PipelineProducer, PipelineTask, share_threads
@@ -130,6 +131,8 @@ class LanesHere:
             elements, states, stop = producer.take(number, _MAX_BLOCK)
         except Exception as error:
             elements, states, stop = [], [], error
+        if isinstance(states, SavedPositions):
+            states = states.without_stream()  # which is closed when another takes over
         if elements:
             self._states[number] = states[len(elements) - 1]
             self.num_received += len(elements)

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from functools import partial
 
 import pytest
 from computing_ahead import Crowd
@@ -155,6 +156,22 @@ def test_the_stream_is_that_of_16_lanes_or_of_no_workers():
     assert [*multithread_prefetch(ds, "auto", 2)] == expected
 
 
+@pytest.mark.parametrize("num_lanes", [1, 4, 64])
+def test_global_batches_are_those_of_any_number(num_lanes):
+    ds = MapDataset.range(700).shuffle(seed=1).to_iter_dataset().filter(lambda x: x % 5)
+    batches = partial(ds.global_batch, 64, num_lanes=num_lanes, end="pad", batch_fn=list)
+    expected, sizes = states_and_elements(iter(batches())), itertools.cycle([1, 4, 2, 0])
+    for most in (0, 2, None):
+        workers = MultiprocessingOptions("auto", executor="threads", max_workers=most)
+        with iter(batches(workers=workers)) as it:
+            found = []
+            for x, num in zip(it, sizes, strict=False):
+                found.append((str(x), it.get_state()))
+                if most is None and num <= num_lanes:
+                    it.resize(num)
+        assert found == expected
+
+
 def test_a_loader_finds_its_workers():
     def loader(**options):
         sampler = IndexSampler(40, shuffle=True, seed=1, num_epochs=1)
@@ -223,7 +240,7 @@ def test_threads_are_found_and_seen():
 def test_threads_that_compute_lanes_are_found():
     ds = MapDataset.range(300).map(lambda x: x + 1).to_iter_dataset().batch(2)
     expected = states_and_elements(iter(ds.multithread_prefetch(16, 2)))
-    auto, sizes = ds.multithread_prefetch("auto", 2), itertools.cycle([1, 5, 3, 16, 2])
+    auto, sizes = ds.multithread_prefetch("auto", 2), itertools.cycle([1, 5, 0, 3, 16, 2])
     with iter(auto) as it:
         found = [(str(next(it)), it.get_state())]
         for (x, state), num in zip(expected[1:], sizes, strict=False):
