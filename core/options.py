@@ -79,10 +79,10 @@ class MultiprocessingOptions:
     Args:
         num_workers: number of workers; 0 runs in the calling thread. ``"auto"``: the number is
             found while they run, and may be 0. The stream is that of ``num_lanes``, by default 16,
-            on every machine, or that of ``order="stream"``. Until workers are up, this process
-            computes the first elements, unless there are a ``worker_init_fn`` or ``worker_env``.
-            Then, unless ``executor`` is given, threads take the place of processes where they are
-            quicker.
+            on every machine, or that of ``order="stream"``. Unless there are a ``worker_init_fn``
+            or ``worker_env``, this process computes the first output, then starts workers, and
+            continues until they are up. Unless ``executor`` is given, threads take the place of
+            processes where they are quicker.
         per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers; of
             small outputs, as many as fit in 1 MB.
         enable_profiling: accepted for compatibility, without effect.

@@ -114,6 +114,25 @@ class Gate:
         return x
 
 
+class Crowd:
+    """A function of an element that returns once ``num`` threads are in it, or were."""
+
+    def __init__(self, num: int) -> None:
+        self.missing = num
+        self.lock, self.is_there = threading.Lock(), threading.Event()
+
+    def __call__(self, x: Any) -> Any:
+        with self.lock:
+            self.missing -= 1
+        if self.missing <= 0:
+            self.is_there.set()
+        assert self.is_there.wait(PATIENCE_SECONDS)
+        return x
+
+    def __reduce__(self) -> Any:
+        return Crowd, (0,)  # a copy in a worker waits for no others
+
+
 class Plain(IterDataset[Any]):
     """Iterated by a plain Python iterator, which has no state."""
 

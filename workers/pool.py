@@ -37,7 +37,8 @@ class WorkerPool:
         self._fds: list[int] = []
         self._fork_servers: set[ForkServer] = set()
         try:
-            fork_server = self._fork_server()  # starts while the task is copied
+            # It starts while the task is copied.
+            fork_server = self._fork_server() if count else None
             self._payload = payload.pack()
             self._fds.append(self._payload)
             for index in range(count):
@@ -144,8 +145,16 @@ class WorkerPool:
         close_all(self._fds)
 
 
-def acquire(payload: Payload, count: int, owner: object | None) -> WorkerPool:
+def acquire(
+    payload: Payload, count: int, owner: object | None, num_now: int | None = None
+) -> WorkerPool:
     """Return a pool of ``count`` processes that run the task; see ``Registry.acquire``.
+
+    Args:
+        payload: the task.
+        count: number of workers.
+        owner: the object of the task.
+        num_now: number of workers of a new pool, if the others start later, with ``resize``.
 
     Raises:
         OSError: the system does not give what is needed.
@@ -154,7 +163,7 @@ def acquire(payload: Payload, count: int, owner: object | None) -> WorkerPool:
     """
     check_system()
     return registry.acquire(
-        partial(WorkerPool, payload, count),
+        partial(WorkerPool, payload, count if num_now is None else num_now),
         lambda pool: pool.runs(payload, count),
         WorkerPool,
         owner,

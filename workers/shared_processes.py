@@ -271,10 +271,12 @@ class SharedProcesses:
         self._lock = Lock()  # taken where no interrupt comes (see ``pool``)
         self._process_id = os.getpid()
 
-    def acquire(self, payload: Payload, count: int, owner: object | None) -> SharedPool:
+    def acquire(
+        self, payload: Payload, count: int, owner: object | None, num_now: int | None = None
+    ) -> SharedPool:
         """Returns a pool of ``count`` workers that run the task; see ``pool.acquire``."""
         check_system()
-        make = partial(SharedPool, self, payload, count)
+        make = partial(SharedPool, self, payload, count if num_now is None else num_now)
         pool = registry.acquire(make, lambda pool: pool.fits(payload, count), SharedPool, owner)
         if pool.group is not self:  # it was idle
             uninterrupted(partial(self._adopt, pool))

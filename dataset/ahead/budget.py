@@ -61,10 +61,12 @@ class ReadingClient(Drawn):
     """
 
     element_bytes = 0.0  # about; 0 is unknown
-    auto = 0  # the most threads of the budget, where their number is found; else 0
+    is_auto = False  # the number of threads is found
 
     def __init__(self, num_threads: int, rate: float) -> None:
         self.num_threads = num_threads
+        # of all readers with the same options: each lane may have its part at a time
+        self.most_threads = num_threads
         self.rate = rate
         self.holding = Holding()
 
@@ -140,6 +142,7 @@ class Budget:
         self.tuning: ThreadTuning | None = None  # finds the number of threads that read
         self._process_id = os.getpid()
         self.is_flexible = max_threads is None  # more threads are started if a stage may use more
+        self.promised = 0  # threads, to one reader
         self.max_threads, num_bytes = _part_of(max_threads, max_bytes, num_processes)
         self.memory = Memory(num_bytes)
         self.is_held_up = False  # there is no memory for what would be read next
@@ -211,9 +214,10 @@ class Budget:
             with self.lock:
                 self.settle()
                 self._readers[reader.holding] = reader
-                self._allow(reader.num_threads)
-                if reader.auto and self.tuning is None:
-                    self.tuning = ThreadTuning(min(reader.auto, self.max_threads), self)
+                self.allow(reader.most_threads)
+                if reader.is_auto and self.tuning is None:
+                    most = min(reader.most_threads, self.max_threads)
+                    self.tuning = ThreadTuning(most, self)
                 self.draws.add(reader)
                 self.offer(reader)
         except BaseException:
@@ -233,11 +237,9 @@ class Budget:
     def allow(self, num_threads: int) -> None:
         """Raises the limit to a number promised to a reader; no effect if a number was given."""
         with self.lock:
-            self._allow(num_threads)
-
-    def _allow(self, num_threads: int) -> None:
-        if self.is_flexible:
-            self.max_threads = max(self.max_threads, num_threads)
+            self.promised = max(self.promised, num_threads)
+            if self.is_flexible:
+                self.max_threads = max(self.max_threads, num_threads)
 
     def start(self, num: int | None = None) -> None:
         """Starts threads that read, until there are ``num`` (by default, one for every CPU) or as
@@ -416,6 +418,8 @@ def divide(budget: Budget, options: DatasetOptions, num_processes: int) -> None:
     with budget.lock:
         limits = _part_of(options.max_threads, options.max_bytes_ahead, num_processes)
         budget.max_threads, budget.memory.max_bytes = limits
+        if budget.is_flexible:
+            budget.max_threads = max(budget.max_threads, budget.promised)
 
 
 def _part_of(max_threads: int | None, max_bytes: int | None, num_processes: int) -> tuple[int, int]:

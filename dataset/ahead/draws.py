@@ -42,6 +42,7 @@ class Draws:
         self._clock = 0  # draws from all of them
         self._num_recent = 0.0
         self._total_rate = 0.0
+        self._max_expected = 0.0  # of what was expected of readers
         self._max_rate = 0.0
         self._queue: list[tuple[float, int, Drawn]] = []  # a heap; entries may be out of date
         self._order = itertools.count()
@@ -72,7 +73,11 @@ class Draws:
         """Records that ``reader`` is drawn from at ``rate``, first after ``due`` draws."""
         self._total_rate += rate - reader.rate
         reader.rate, reader.due = rate, self._clock + due
-        self._max_rate = max(self._max_rate, self._rate(reader))
+        self._max_expected = max(self._max_expected, rate)
+        if self._num_recent:
+            self._max_rate = max(self._max_rate, self._rate(reader))
+        else:  # with each reader that is added, the others are drawn from less often
+            self._max_rate = self._max_expected / max(self._max_expected, self._total_rate)
 
     def count(self, reader: Drawn, num: int) -> None:
         """Notes that ``num`` elements were drawn."""
@@ -154,5 +159,6 @@ class Draws:
 
     def _weigh(self) -> None:
         """Adds up again what was added up inexactly, or has changed."""
-        self._total_rate = sum([reader.rate for reader in self._readers])
+        rates = [reader.rate for reader in self._readers]
+        self._total_rate, self._max_expected = sum(rates), max(rates, default=0.0)
         self._max_rate = max([self._rate(reader) for reader in self._readers], default=0.0)

@@ -96,27 +96,27 @@ class ReadAhead(ReadingClient):
         # indices before it belong to some thread, were given back or are done
         self._claimed = start
         self._returned: list[tuple[int, int]] = []  # ranges that were given back, a heap
-        self._taken = start  # indices before it have been delivered
+        self.taken = start  # indices before it have been delivered
         self._running: list[_Block] = []  # blocks that are being computed
         self._ready: dict[int, _Ready] = {}  # by the first index of the block
         self._block_size, self._sampling = BlockSize(), Sampling()
         self.is_draining = False  # nothing more is begun, unless the consumer waits for it
         self._closed = False
-        self._block: list[Any] = []  # what the consumer takes from
+        self.block: list[Any] = []  # what the consumer takes from
         self._drawn = 0, 0  # how many elements, and bytes, it had
         self._error: BaseException | None = None  # follows the block
 
     @property
     def num_ready(self) -> int:
         """The number of elements that can be taken without waiting."""
-        num, ready = len(self._block), self._ready
-        while (block := ready.get(self._taken + num)) is not None and block.elements:
+        num, ready = len(self.block), self._ready
+        while (block := ready.get(self.taken + num)) is not None and block.elements:
             num += len(block.elements)
         return num
 
     @property
     def num_ahead(self) -> int:
-        return self._claimed - self._taken
+        return self._claimed - self.taken
 
     @property
     def lowest(self) -> int:
@@ -136,19 +136,19 @@ class ReadAhead(ReadingClient):
         """Return the next elements, at least one and at most ``n``; waits for them. Not to be
         called at the end.
         """
-        if not self._block:
+        if not self.block:
             if self._error is None:
                 self._next_block()
             error = self._error
-            if not self._block and error is not None:
+            if not self.block and error is not None:
                 try:
                     raise error
                 finally:
                     del error  # its traceback refers to this frame
-        elements = self._block[:n]
-        del self._block[:n]  # delivered elements are the consumer's alone
-        self._taken += len(elements)
-        if not self._block:
+        elements = self.block[:n]
+        del self.block[:n]  # delivered elements are the consumer's alone
+        self.taken += len(elements)
+        if not self.block:
             with self.budget.lock:
                 self.budget.drawn(self, *self._drawn)
         return elements
@@ -171,7 +171,7 @@ class ReadAhead(ReadingClient):
         budget = self.budget
         if not budget.num_reading:
             budget.start(1)
-        missing = None if self._taken in self._ready else self._missing()
+        missing = None if self.taken in self._ready else self._missing()
         began, waited = time.perf_counter(), 0.0
         while not self._wait(_LATE_SECONDS):
             waited += _LATE_SECONDS
@@ -205,7 +205,7 @@ class ReadAhead(ReadingClient):
         """Takes the next block, if it comes within this time, or what is finished of it then."""
         with self.budget.lock:
             work = self._await()
-            if work is None and (self._taken in self._ready or self._closed):
+            if work is None and (self.taken in self._ready or self._closed):
                 return self._take_next()
             self._filled.clear()  # it may have been set for a block that was taken without a wait
         if work is not None:
@@ -221,8 +221,8 @@ class ReadAhead(ReadingClient):
         consumer's, by this call, if all others are busy.
         """
         if (
-            self._taken != (self._returned[0][0] if self._returned else self._claimed)
-            or self._taken >= self._stop
+            self.taken != (self._returned[0][0] if self._returned else self._claimed)
+            or self.taken >= self._stop
         ):
             return None
         if self.budget.is_full and (num := self.room()):
@@ -232,16 +232,16 @@ class ReadAhead(ReadingClient):
         return None
 
     def _take_next(self) -> bool:
-        found = self._ready.pop(self._taken, None)
+        found = self._ready.pop(self.taken, None)
         if found is not None:
-            self._block, self._error, num_bytes = found
-            self._drawn = len(self._block), num_bytes
+            self.block, self._error, num_bytes = found
+            self._drawn = len(self.block), num_bytes
             return True
         if self._closed:
             raise ValueError("the iterator was closed while it waited for its next element")
         for block in self._running:
-            if block.start == self._taken and (finished := block.take_finished()):
-                self._block = finished
+            if block.start == self.taken and (finished := block.take_finished()):
+                self.block = finished
                 self._drawn = len(finished), 0
                 return True
         return False
@@ -329,7 +329,7 @@ class ReadAhead(ReadingClient):
             self._returned = sorted([part for part in self._returned if part[0] < self._stop])
         if elements or error is not None:
             self._ready[start] = _Ready(elements, error, num_bytes)
-            if start == self._taken:
+            if start == self.taken:
                 self._filled.set()
         self.budget.draws.queue(self)  # the thread that has called this looks there next
 

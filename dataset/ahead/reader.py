@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from gristmill.dataset.ahead.kept import Call, KeptBlocks
@@ -45,7 +45,24 @@ class _Items:
         self._ds = ds
         self._read_from: Any = ds  # or what an observer has made of it
         self._keeps_blocks = ds._gm_draws_blocks and not self.reads_once
+        self._reads_many = ds._gm_draws_many
+        self._length = len(ds)
+        # computes the elements from ``_live_index`` to ``_live_stop``
+        self._live: Iterator[Any] | None = None
+        self._live_index = self._live_stop = self._live_size = 0
         self._blocks: dict[str, KeptBlocks] = {}  # one: several threads may make it
+
+    @property
+    def is_observed(self) -> bool:
+        """True if elements of one call are computed at once, so that an observer looks at the clock
+        once.
+        """
+        return self._read_from is not self._ds
+
+    @property
+    def _is_at_once(self) -> bool:
+        """True if elements of one call are computed before the first one is requested."""
+        return self.is_observed or self._keeps_blocks or self._reads_many
 
     @property
     def _items(self) -> Items:
@@ -66,6 +83,18 @@ class _Items:
         ahead = self._ahead
         return call if ahead is None else ahead.lowest
 
+    def _live_at(self, index: int, n: int) -> Iterator[Any]:
+        """Returns an iterator of at least ``n`` elements: the one that has returned those before,
+        if it is there.
+        """
+        if self._live is not None and self._live_index == index and index + n <= self._live_stop:
+            return self._live
+        self._live = None
+        is_lazy = not self._is_at_once
+        self._live_size = max(n, min(2 * self._live_size, _MOST_LIVE)) if is_lazy else n
+        self._live_stop = max(index + n, min(index + self._live_size, self._length))
+        return iter(self._items(range(index, self._live_stop)))
+
 
 class Reader(_Items):
     """Computes the elements of ``ds`` at consecutive indices, ahead of its consumer if there are
@@ -76,7 +105,7 @@ class Reader(_Items):
         num_threads: the most threads to use; none if 0.
         buffer_size: the most elements to be ahead; none if 0.
         ctx: of the pipeline, whose threads it uses.
-        auto: the largest number of threads, where their number is found while they run; else 0.
+        is_auto: true if the number of threads is found while they run.
     """
 
     def __init__(
@@ -85,16 +114,14 @@ class Reader(_Items):
         num_threads: int,
         buffer_size: int,
         ctx: IteratorContext,
-        auto: int = 0,
+        is_auto: bool = False,
     ) -> None:
         super().__init__(ds, ctx)
         self.log: RootLog | None = None  # in a worker
         self.waits = BudgetWaits()
         self.num_threads = min(num_threads, buffer_size)
         self._given_limits = self.num_threads, buffer_size
-        self._auto = auto
-        self._reads_many = ds._gm_draws_many
-        self._length = len(ds)
+        self._is_auto = is_auto
         self._buffer_size = buffer_size
         self._finalizer: Any = None
         self._rate = 1.0  # how often elements are needed, relative to others
@@ -104,9 +131,7 @@ class Reader(_Items):
         self._error: BaseException | None = None
         # of elements before ``_index``, which are handed out when they are requested
         self._part: Iterator[Any] | None = None
-        # computes the elements from ``_live_index`` to ``_live_stop``
-        self._live: Iterator[Any] | None = None
-        self._live_index = self._live_stop = self._live_size = 0
+        self._giving: ReadAhead | None = None  # has the rest of the last part of ``each``
         self._is_draining = False  # nothing more is computed ahead
         self._given_out: list[Any] = []  # what is left of the last part that was computed at once
         # elements of the last part that a source read at once, without threads
@@ -118,13 +143,6 @@ class Reader(_Items):
         """The number of elements that can be taken without waiting."""
         ahead = self._ahead  # which another thread may drop
         return len(self._kept) + (0 if ahead is None else ahead.num_ready)
-
-    @property
-    def is_observed(self) -> bool:
-        """True if elements of one call are computed at once, so that an observer looks at the clock
-        once.
-        """
-        return self._read_from is not self._ds
 
     @property
     def is_careful(self) -> bool:
@@ -172,6 +190,23 @@ class Reader(_Items):
             self.log.note(index, index + n)
         self._index = index + n
         return self._items(range(index, index + n)), n
+
+    def each(self, index: int, n: int) -> Iterator[Any]:
+        """Return an iterator over at most ``n`` elements that come without a wait after the first
+        one. Those that threads have ready stay theirs until they are requested.
+        """
+        if index != self._index or self._keeps:
+            self.go_to(index)
+        if self._keeps or index < self._index or not self._has_ahead:
+            return given_out(self.take(index, 1))
+        try:
+            ahead = self._started(index)
+            first = ahead.take(1)
+        except BaseException:
+            self.stop()  # nothing comes after an error
+            raise
+        self._giving, self._keeps = ahead, True
+        return chain(given_out(first), _ready(ahead, n - 1))
 
     def go_to(self, index: int) -> None:
         """Lets the element at ``index`` come next. What is kept remains if that is among it, or was
@@ -237,6 +272,13 @@ class Reader(_Items):
             ahead.budget.expect(ahead, rate, due or 0.0)
 
     @property
+    def _has_ahead(self) -> bool:
+        """True if threads compute the next element."""
+        if self._is_draining and (self._ahead is None or not self._ahead.num_ahead):
+            return False
+        return bool(self.num_threads) and not self.is_careful
+
+    @property
     def _may_read_ahead(self) -> bool:
         return bool(self.num_threads) and not (
             self._is_closed or self.is_careful or self._keeps or self._is_draining
@@ -245,7 +287,7 @@ class Reader(_Items):
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""
         self._kept, self._error, self._part, self._ahead, self._keeps = [], None, None, None, False
-        self._live, self._given_out = None, []
+        self._live, self._giving, self._given_out = None, None, []
         if self._finalizer is not None:
             self._finalizer()
         blocks, self._blocks = self._blocks, {}
@@ -268,6 +310,8 @@ class Reader(_Items):
 
     def _collect(self) -> None:
         """Keeps what was not taken of the last part."""
+        if self._giving is not None:
+            self._index, self._giving = self._giving.taken, None
         if self._part is not None:
             rest = [*self._part]
             self._part = None
@@ -276,8 +320,7 @@ class Reader(_Items):
 
     def _read(self, index: int, n: int) -> list[Any]:
         log = self.log
-        has_ahead = not self._is_draining or (self._ahead is not None and self._ahead.num_ahead > 0)
-        if self.num_threads and index >= self._index and has_ahead and not self.is_careful:
+        if index >= self._index and self._has_ahead:
             try:
                 elements = self._started(index).take(n)
             except BaseException:
@@ -312,21 +355,8 @@ class Reader(_Items):
         """Return how many of ``n`` elements to ask for without threads: one that comes at once with
         no others, while draining.
         """
-        is_at_once = self.is_observed or self._keeps_blocks or self._reads_many
-        self._num_at_once = (1 if self._is_draining else n) if is_at_once else 0
+        self._num_at_once = (1 if self._is_draining else n) if self._is_at_once else 0
         return self._num_at_once or n
-
-    def _live_at(self, index: int, n: int) -> Iterator[Any]:
-        """Returns an iterator of at least ``n`` elements: the one that has returned those before,
-        if it is there.
-        """
-        if self._live is not None and self._live_index == index and index + n <= self._live_stop:
-            return self._live
-        self._live = None
-        is_lazy = not self.is_observed and not (self._keeps_blocks or self._reads_many)
-        self._live_size = max(n, min(2 * self._live_size, _MOST_LIVE)) if is_lazy else n
-        self._live_stop = max(index + n, min(index + self._live_size, self._length))
-        return iter(self._items(range(index, self._live_stop)))
 
     def _started(self, index: int) -> ReadAhead:
         ahead = self._ahead  # which ``close`` in another thread drops
@@ -342,10 +372,24 @@ class Reader(_Items):
             )
             ahead = ReadAhead(*what, log=self.log, rate=self._rate, waits=self.waits)
             self._finalizer = weakref.finalize(self, ahead.close)
-            ahead.auto = self._auto
+            ahead.most_threads, ahead.is_auto = self._given_limits[0], self._is_auto
             ahead.budget.enroll(ahead)
             self._ahead = ahead
         if self._is_closed:
             self.stop()
             raise ValueError("the iterator was closed while it waited for its next element")
         return ahead
+
+
+def _ready(ahead: ReadAhead, n: int) -> Iterator[Any]:
+    """Return an iterator over at most ``n`` elements that come without a wait, each of which is
+    taken when it is requested.
+    """
+    for _ in range(min(n, ahead.num_ready)):
+        if len(ahead.block) > 1:
+            ahead.taken += 1
+            yield ahead.block.pop(0)
+        elif ahead.budget.is_here:
+            yield ahead.take(1).pop()
+        else:  # a forked process continues with threads of its own
+            return

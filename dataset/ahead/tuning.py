@@ -29,9 +29,8 @@ class ThreadTuning:
     def __init__(self, most: int, budget: Budget) -> None:
         self.decisions: list[Decision] = []
         self._budget = weakref.proxy(budget)
-        now = time.perf_counter()
-        self._controller = Controller(1, most, min(usable_cpus(), most), now, "threads")
-        self._begin(now)
+        self._controller = Controller(1, most, min(usable_cpus(), most), "threads")
+        self._begin(time.perf_counter())
 
     @property
     def num(self) -> int:
@@ -42,7 +41,8 @@ class ThreadTuning:
         """Return the largest number of threads that may read for ``readers``, some of which may
         have been given one.
         """
-        return max([self.num, *[reader.num_threads for reader in readers if not reader.auto]])
+        given = [reader.most_threads for reader in readers if not reader.is_auto]
+        return max([self.num, *given])
 
     def _begin(self, now: float) -> None:
         budget = self._budget

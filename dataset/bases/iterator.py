@@ -191,14 +191,14 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         one runs and what was computed ahead for the lane has been delivered.
 
         Args:
-            num_workers: the number of workers, at least 1 and at most the number of lanes
-                (``num_lanes``).
+            num_workers: the number of workers, at most the number of lanes (``num_lanes``), and at
+                least 1. With ``"auto"``, 0 computes in this process.
 
         Raises:
-            ValueError: there are fewer lanes, or no workers.
+            ValueError: there are fewer lanes, or no workers, or there have to be some.
             TypeError: ``num_workers`` is no integer.
         """
-        if not self._gm_resize(as_int("num_workers", num_workers, minimum=1)):
+        if not self._gm_resize(as_int("num_workers", num_workers, minimum=0)):
             raise ValueError(
                 f"{self} has no workers that can be resized. Make the pipeline with mp_prefetch and"
                 " options of at least one worker, and with num_lanes if you need more workers"

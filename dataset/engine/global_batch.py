@@ -127,8 +127,8 @@ class GlobalBatch(Stream):
         self.given: GlobalBatchParameters = given
         self._pads = given.end == "pad"
         self._is_agreed = given.agree is not None and not stage.is_computed
-        num_workers = 0 if given.workers is None else given.workers.num_workers
-        self._has_workers, self._num_parts = num_workers > 0, max(1, num_workers)
+        self._has_workers = given.workers is not None and given.workers.num_workers != 0
+        self._num_parts = given.num_parts
         self._allocate: Allocate = BufferPool()
         self._ahead: deque[RowsOfStep] = deque()
         self._reader = StepReader(parent, self.inner, self._num_parts)

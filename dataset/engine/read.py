@@ -48,9 +48,8 @@ class Read(Stream):
     @cached
     def reader(self) -> Reader:
         options = self.stage._gm_parameters.read_options
-        most = options.most_threads
-        auto = most if options.num_threads == "auto" else 0
-        return Reader(self.ds, most, options.prefetch_buffer_size, self.ctx, auto)
+        limits = options.most_threads, options.prefetch_buffer_size
+        return Reader(self.ds, *limits, self.ctx, is_auto=options.num_threads == "auto")
 
     @cached
     def budget_waits(self) -> BudgetWaits:
@@ -93,6 +92,9 @@ class Read(Stream):
                     left, num_dropped = wanted - num, 0
                     if x is not None or not skips:
                         yield (x, x := None)[0]
+                elif wanted == 1 and not left and self._hands_over(reader):
+                    yield from self._part(cell, _MOST)
+                    is_in_step = False
                 elif left or wanted > 1 or self._reads_one_by_one(reader):
                     yield from self._part(cell, 1)
                     left = wanted - 1
@@ -112,6 +114,10 @@ class Read(Stream):
         except BaseException:
             reader.stop()  # what was read and not delivered is read again
             raise
+
+    def _hands_over(self, reader: Reader) -> bool:
+        """Return true if elements are handed over that threads have ready."""
+        return reader.num_threads > 0 and reader.log is None
 
     def _reads_one_by_one(self, reader: Reader) -> bool:
         """Return true if the reader is asked for each element alone, unless several are wanted."""
@@ -135,8 +141,11 @@ class Read(Stream):
     def _part(self, cell: Cell, size: int) -> Iterator[Any]:
         """Return up to ``size`` elements, with the position after each."""
         index, skips, decisions = cell.pos, not self.with_nones, self._decisions
+        hands_over = size > 1 and self._hands_over(self.reader)
         if size == 1:  # a list would keep the element
             elements = given_out(self.reader.take(index, 1))
+        elif hands_over:
+            elements = self.reader.each(index, size)
         else:
             elements, _ = self.reader.part(index, min(size, self._end - index))
         for x in elements:
@@ -148,6 +157,8 @@ class Read(Stream):
             cell.pos = index
             if x is not None or not skips:
                 yield (x, x := None)[0]
+            if hands_over and cell.wants_many:
+                return  # which are read at once, as many as there are
 
     def take_singly(self) -> None:
         self._is_in_step = False

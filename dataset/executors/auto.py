@@ -7,8 +7,10 @@ Guarantees:
    no number gains more, it tries threads in place of processes, or processes again.
 3. Where workers have used CPUs and the consumer waits, it also tries fewer: threads that need the
    same interpreter lock keep each other waiting.
-4. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. If three measurements in
-   a row say that the load has changed, the search restarts.
+4. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. Where these were too few
+   measurements, as of outputs that take long, it continues, with one change in
+   ``_LATE_SECONDS``. If three measurements in a row say that the load has changed, the search
+   restarts.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ _GAIN = 0.03  # a change that gains less is taken back
 _WAITS = 0.05  # from this share of its time on, the consumer waits
 _BUSY = 0.5  # below this share of looks at which a worker had nothing ready, there are too many
 _SEARCH_SECONDS = 20.0
+_LEAST_MEASUREMENTS = 8  # of a search
+_LATE_SECONDS = 30.0  # between two changes of a search that takes longer
 _CHANGED = 0.3  # a load that differs by more has changed
 _NUM_CHANGED = 3  # measurements in a row that must say so
 _WORKER_BYTES = 1 << 28  # memory that a worker is taken to need
@@ -94,7 +98,6 @@ class Controller:
         least: the smallest number, 0 or 1.
         most: the largest number.
         num: the number at the beginning.
-        now: when that is.
         unit: of the number.
         most_threads: the largest number of threads, if workers may be threads in place of
             processes; else 0.
@@ -103,13 +106,15 @@ class Controller:
     _is_enough: bool  # more of them have not been worth it
     _is_least: bool  # fewer have been slower
     _has_other: bool  # there is another kind that was not tried yet
+    _search_until: float  # then it ends, if there were enough measurements
+    _num_measured: int  # in the search
+    _not_before: float  # is the next change
 
     def __init__(
         self,
         least: int,
         most: int,
         num: int,
-        now: float,
         unit: str = "workers",
         most_threads: int = 0,
     ) -> None:
@@ -117,7 +122,7 @@ class Controller:
         self._unit = unit
         self._least, self._most = least, most
         self._other_most = most_threads
-        self._begin_search(now)
+        self._begin_search(math.inf)
         # of an attempt: the number, and what was measured
         self._before: tuple[int, Measured] | None = None
         self._kind: Kind = "processes"
@@ -127,11 +132,16 @@ class Controller:
 
     def decide(self, measured: Measured) -> Decision | None:
         """Return the change to make after a measurement of the current number, if any."""
-        if self._before is not None:
-            return self._check_budgets(*self._before, measured)
+        if not self._num_measured:  # before that, the program may have done other things
+            self._search_until = measured.now + _SEARCH_SECONDS
         if self._settled is not None:
             self._look_for_change(self._settled, measured)
-        return self._attempt(measured) if self._settled is None else None
+        self._num_measured += 1
+        if self._settled is not None or measured.now < self._not_before:
+            return None
+        if self._before is not None:
+            return self._keep_or_undo(*self._before, measured)
+        return self._attempt(measured)
 
     def _attempt(self, measured: Measured) -> Decision | None:
         """Try another number, if there may be something to gain."""
@@ -142,7 +152,7 @@ class Controller:
         if after != self.num:
             self._before = self.num, measured
             return self._change(measured.now, after, shares)
-        is_searching = self.num > 0 and measured.now < self._search_until
+        is_searching = self.num > 0 and not self._is_over(measured.now)
         if self._has_other and measured.waited >= _WAITS and is_searching:
             self._has_other, self._is_other, self._before = False, True, (self.num, measured)
             # Where there may be no more processes, there may be more threads.
@@ -153,7 +163,7 @@ class Controller:
 
     def _next(self, measured: Measured) -> int:
         """Return the next number to try, or the current one."""
-        if measured.now >= self._search_until:
+        if self._is_over(measured.now):
             return self.num
         if measured.waited >= _WAITS and not self._is_enough and self.num < self._most:
             return min(max(2, 2 * self.num), self._most)
@@ -169,12 +179,12 @@ class Controller:
 
     def jump(self, now: float, reason: str) -> Decision | None:
         """Return the change to the largest number, unless more have already been tried."""
-        if self._is_enough or self.num == self._most or now >= self._search_until:
+        if self._is_enough or self.num == self._most or self._is_over(now):
             return None
         self._before, self._settled, self._is_enough = None, None, True
         return self._change(now, self._most, reason)
 
-    def _check_budgets(self, num: int, before: Measured, measured: Measured) -> Decision | None:
+    def _keep_or_undo(self, num: int, before: Measured, measured: Measured) -> Decision | None:
         """Keep the last attempt, or take it back."""
         self._before = None
         is_other, self._is_other = self._is_other, False
@@ -194,17 +204,28 @@ class Controller:
         return self._change(measured.now, num, reason)
 
     def _change(self, now: float, after: int, reason: str) -> Decision:
+        self._note_change(now)
         before, self.num = self.num, after
         return Decision(now, before, after, reason, self._unit)
 
     def _change_kind(self, now: float, after: int, reason: str) -> Decision:
+        self._note_change(now)
         before, self.num = self.num, after
         self._most, self._other_most = self._other_most, self._most
         unit, self._kind = self._kind, "processes" if self._kind == "threads" else "threads"
         return Decision(now, before, after, reason, unit, self._kind)
 
+    def _note_change(self, now: float) -> None:
+        if now >= self._search_until:
+            self._not_before = now + _LATE_SECONDS
+
+    def _is_over(self, now: float) -> bool:
+        """Return true if nothing more is to be tried."""
+        return now >= self._search_until and self._num_measured >= _LEAST_MEASUREMENTS
+
     def _begin_search(self, now: float) -> None:
         self._search_until = now + _SEARCH_SECONDS
+        self._num_measured, self._not_before = 0, -math.inf
         self._is_enough = self._is_least = False
         self._has_other = self._other_most > 0
 

@@ -131,7 +131,8 @@ class PoolExecutor(Executor):
 
     def start(self, states: Mapping[int, Any]) -> None:
         pool = self._use_pool()
-        pool.resize(self._num_workers)
+        if pool.workers or not self._may_be_here:
+            pool.resize(self._num_workers)
         self._report(pool)
         self._start_in(pool, states)
 
@@ -141,10 +142,9 @@ class PoolExecutor(Executor):
             self._report_pool(pool)
 
     def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
-        here = None
-        if self._may_be_here:
-            here = LanesHere(self._task, self.ctx.budget, reads_ahead=not self._num_workers)
-        self._use_lanes(LocalLanes(pool, self._task.num_lanes, self._numbers(), here), states)
+        here = LanesHere(self._task, self.ctx.budget) if self._may_be_here else None
+        lanes = LocalLanes(pool, self._task.num_lanes, self._numbers(), here, self._num_workers)
+        self._use_lanes(lanes, states)
 
     def _use_lanes(self, lanes: LocalLanes | LanesOnRay, states: Mapping[int, Any]) -> None:
         self._lanes, self.shards = lanes, [*lanes.lanes]
@@ -160,6 +160,12 @@ class PoolExecutor(Executor):
                 " computes whole lanes. Make the pipeline with"
                 f" {type(self._options).__name__}(num_lanes=...) of the largest number that you"
                 " will need"
+            )
+        if not num_workers and not self._may_be_here:
+            raise ValueError(
+                "num_workers must be at least 1, got 0: where it, worker_init_fn or worker_env was"
+                " given, or there are actors, elements are computed by workers only. Make the"
+                " pipeline with MultiprocessingOptions('auto') and without these"
             )
         if self.tuning is not None:
             self.tuning.is_on = False  # the user decides from now on
@@ -224,12 +230,19 @@ class PoolExecutor(Executor):
         )
         processes = shared_processes_of(self, self.ctx) if self._may_share else None
         return (acquire if processes is None else processes.acquire)(
-            payload, self._num_workers, self._owner
+            payload, self._num_workers, self._owner, self._num_now
         )
 
     def _acquire_threads(self) -> Any:
         payload = ThreadPayload(replace(self._task, budget=self.ctx.budget))
-        return acquire_threads(payload, self._num_workers, self._options.per_worker_buffer_size)
+        return acquire_threads(payload, self._num_now, self._options.per_worker_buffer_size)
+
+    @property
+    def _num_now(self) -> int:
+        """The number of workers that a new pool starts with. Where this process may compute the
+        first output, they start after that, and take no CPU from it.
+        """
+        return 0 if self._may_be_here else self._num_workers
 
     def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Payload:
         """Return what workers load."""
@@ -287,9 +300,7 @@ class SharingExecutor(PoolExecutor):
 
     def _acquire_threads(self) -> Any:
         task = replace(self._task, budget=self.ctx.budget)
-        return acquire_threads(
-            lambda: task, self._num_workers, self._options.per_worker_buffer_size
-        )
+        return acquire_threads(lambda: task, self._num_now, self._options.per_worker_buffer_size)
 
 
 def _release_all(held: list[Any]) -> None:

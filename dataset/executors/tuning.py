@@ -25,7 +25,7 @@ class Tuning:
         now = time.monotonic()
         self.decisions: list[Decision] = []
         self.is_on = True
-        self._controller = Controller(least, most, num, now, most_threads=most_threads)
+        self._controller = Controller(least, most, num, most_threads=most_threads)
         self._begin(now, 0)
 
     def _begin(self, now: float, num_received: int) -> None:

@@ -11,9 +11,10 @@ from itertools import repeat
 from typing import Any
 
 from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
 from gristmill.dataset.lanes.processes import WorkerLane
-from gristmill.dataset.workers.task import PipelineProducer, PipelineTask
+from gristmill.dataset.workers.task import PipelineProducer, PipelineTask, share_threads
 
 _MAX_BLOCK = 64  # elements that are computed before the consumer gets one, unless they take long
 
@@ -24,19 +25,19 @@ class LanesHere:
     Args:
         task: the pipeline.
         budget: of the consumer.
-        reads_ahead: false if others will take over soon.
     """
 
     is_up = is_calm = True
 
-    def __init__(self, task: PipelineTask, budget: Budget, *, reads_ahead: bool) -> None:
+    def __init__(self, task: PipelineTask, budget: Budget) -> None:
         self.lanes: dict[int, WorkerLane] = {}
         self.leaving: set[int] = set()
         self.left: list[tuple[WorkerLane, Any]] = []
         self.num_received = 0
         self._states: dict[int, Any] = {}
         self._producer = PipelineProducer(replace(task, budget=budget), 0, 1)
-        self._reads_ahead = reads_ahead
+        self._num_lanes = task.num_lanes
+        self._reads_ahead = True
 
     def text(self, lane: WorkerLane) -> str:
         """Return the owner that computes a lane."""
@@ -100,17 +101,38 @@ class LanesHere:
         self._producer.drain(number)
         return self._producer.is_drained(number)
 
+    def read_ahead(self, reads_ahead: bool) -> None:
+        """Read ahead from now on; or nothing more, since others will take over soon."""
+        if self._reads_ahead and not reads_ahead:
+            for number in filter(self._producer.has, self._states):
+                self._producer.drain(number)
+        self._reads_ahead = reads_ahead
+
+    def _open(self, number: int) -> None:
+        """Begin to compute a lane. The first one has all threads that read, as long as it is
+        alone.
+        """
+        producer = self._producer
+        before = producer.iterators
+        producer.add(number, self._states[number])
+        if not self._reads_ahead:
+            producer.drain(number)
+        elif not before:
+            share_threads(producer.iterators[0], 1)
+        elif len(before) == 1:
+            share_threads(before[0], self._num_lanes)
+
     def fetch(self, lane: WorkerLane) -> None:
         """Compute elements of ``lane``, one if it takes long."""
         number, producer = lane.number, self._producer
         try:
             if not producer.has(number):
-                producer.add(number, self._states[number])
-                if not self._reads_ahead:
-                    producer.drain(number)
+                self._open(number)
             elements, states, stop = producer.take(number, _MAX_BLOCK)
         except Exception as error:
             elements, states, stop = [], [], error
+        if isinstance(states, SavedPositions):
+            states = states.without_stream()  # which is closed when another takes over
         if elements:
             self._states[number] = states[len(elements) - 1]
             self.num_received += len(elements)

@@ -33,12 +33,19 @@ class LocalLanes:
         numbers: which elements are those of all lanes; ``None`` if that is not known.
         here: lets the consumer compute all lanes until workers are up, and where no workers are
             wanted.
+        num_workers: how many workers start after the first output, if the pool has none.
     """
 
     def __init__(
-        self, pool: Any, num_lanes: int, numbers: Numbers | None, here: LanesHere | None = None
+        self,
+        pool: Any,
+        num_lanes: int,
+        numbers: Numbers | None,
+        here: LanesHere | None = None,
+        num_workers: int = 0,
     ) -> None:
         count = len(pool.workers)
+        self._num_later = 0 if count else num_workers
         self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
         self._pool = pool
         self._args = num_lanes, numbers
@@ -113,6 +120,8 @@ class LocalLanes:
             owner.fetch(lane)
             if owner.left:
                 self._hand_over()
+        if self._num_later:
+            self.resize(self._num_later)
 
     def skip(self, lane: WorkerLane, state: Any) -> Any:
         """See ``Shard``."""
@@ -121,6 +130,7 @@ class LocalLanes:
 
     def resize(self, num: int) -> None:
         """Let ``num`` workers compute the lanes from now on. Another thread may call this."""
+        self._num_later = 0
         self._num_wanted, self._was_resized, self.is_settled = num, True, False
 
     def move_to(self, pool: Any, park_former: Callable[[], None]) -> None:
@@ -139,6 +149,8 @@ class LocalLanes:
     def _balance(self) -> None:
         """Let workers leave the lanes that are moving to others, if these are up."""
         wanted = self._num_wanted
+        if self._here is not None:
+            self._here.read_ahead(not wanted)
         self._recruit(wanted)
         for group in self._owners:
             group.receive_sent()

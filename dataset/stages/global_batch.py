@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -11,7 +12,8 @@ import numpy as np
 from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import as_int, check_word
-from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options, with_number
+from gristmill.core.options import AUTO_LANES
+from gristmill.core.ray_options import WorkerOptions, check_worker_options
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.division import Division
@@ -34,7 +36,6 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
 from gristmill.dataset.engine.global_batch import GlobalBatchIterator
 from gristmill.dataset.engine.lane_rows import Part
-from gristmill.dataset.executors.auto import most_workers
 from gristmill.dataset.lanes.rows import LaneRowsIterDataset, zero_like
 from gristmill.dataset.slicing import part_of_lanes, slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
@@ -112,21 +113,12 @@ class GlobalBatchParameters(Parameters):
         if workers is None:
             return
         check_worker_options("workers", workers)
-        # each worker gives a part of every batch, so their number is fixed
-        if workers.num_workers == "auto":
-            most = (
-                len(self.lanes)
-                if isinstance(workers, RayOptions)
-                else most_workers(workers.max_workers, len(self.lanes))
-            )
-            workers = with_number(workers, min(most, workers.max_workers or most))
-            self._replace(workers=workers)
         if workers.num_lanes is not None:
             raise ValueError(
                 f"workers must have num_lanes=None, got {workers}: give num_lanes to global_batch"
                 " itself"
             )
-        if workers.num_workers > len(self.lanes):
+        if self.num_parts > len(self.lanes):
             raise ValueError(
                 f"num_workers in workers must be at most {len(self.lanes)}, the number of lanes of"
                 f" a host, got {workers.num_workers}: a worker computes whole lanes. Use fewer"
@@ -139,6 +131,14 @@ class GlobalBatchParameters(Parameters):
         return part_of_lanes(
             range(self.num_lanes), self.shard_options.shard_index, self.shard_options.shard_count
         )
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts of each batch, which workers compute: one each, or with ``"auto"``
+        several, so that there may be more or fewer workers.
+        """
+        num: Any = 1 if self.workers is None else self.workers.num_workers
+        return min(AUTO_LANES, len(self.lanes)) if num == "auto" else max(1, num)
 
     @property
     def rows_per_lane(self) -> int:
@@ -262,11 +262,13 @@ class GlobalBatchIterDataset(IterDataset[T]):
             stacks=batch_fn is None,
             pads=end == "pad",
         )
-        self._rows = (
-            lanes
-            if workers is None
-            else lanes.mp_prefetch(workers, worker_init_fn, sequential_slice=True)
-        )
+        self._rows: IterDataset[Part] = lanes
+        if workers is not None and workers.num_workers == "auto":
+            workers = replace(workers, num_lanes=parameters.num_parts)
+            made: Any = MultiprocessPrefetchIterDataset(lanes, workers, worker_init_fn, True)
+            self._rows = made.divided_by_lanes(False)
+        elif workers is not None:
+            self._rows = lanes.mp_prefetch(workers, worker_init_fn, sequential_slice=True)
         if parameters.shard_options.shard_count > 1 and agree is None and not self.is_computed:
             stage, lane = self._unsteady
             raise ValueError(

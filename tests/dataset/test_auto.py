@@ -2,8 +2,10 @@
 
 import itertools
 import time
+from functools import partial
 
 import pytest
+from computing_ahead import Crowd
 from refusing import assert_raises
 
 from gristmill import (
@@ -21,12 +23,12 @@ from gristmill.experimental import multithread_prefetch
 SECONDS = 200
 
 
-def simulated(load, most=8, seconds=SECONDS, noise=0.01, least=0, cpus=0.0):
-    """The number of workers in each second, and the decisions; ``load(num, t)`` is the rate of
-    workers, and the consumer's.
+def simulated(load, most=8, noise=0.01, least=0, cpus=0.0, times=range(1, SECONDS)):
+    """The number of workers after each of the measurements at ``times``, and the decisions;
+    ``load(num, t)`` is the rate of workers, and the consumer's.
     """
-    controller, numbers, decisions = Controller(least, most, min(2, most), 0.0), [], []
-    for t in range(1, seconds):
+    controller, numbers, decisions = Controller(least, most, min(2, most)), [], []
+    for t in times:
         by_workers, by_consumer = load(controller.num, t)
         rate = 1 / max(1 / by_workers, 1 / by_consumer)
         rate *= 1 + noise * ((t * 7919) % 5 - 2) / 2
@@ -54,13 +56,24 @@ LOADS = {
 }
 
 
+@pytest.mark.parametrize("start", [0, 1000])  # the program compiles before it takes an element
 @pytest.mark.parametrize("name", LOADS)
-def test_it_finds_the_number_and_keeps_it(name):
+def test_it_finds_the_number_and_keeps_it(name, start):
     load, expected = LOADS[name]
-    numbers, decisions = simulated(load)
+    numbers, decisions = simulated(load, times=range(start + 1, start + SECONDS))
     assert set(numbers[10:20]) <= expected | {8}
     assert numbers[-1] in expected
-    assert [decision for decision in decisions if decision.now > 20] == []
+    assert [decision for decision in decisions if decision.now > start + 20] == []
+
+
+@pytest.mark.parametrize("seconds", [10, 20, 50])
+def test_the_number_for_outputs_that_take_long_is_found_later(seconds):
+    load = bound_by_cpus(16, 1 / seconds, 10)
+    numbers, decisions = simulated(load, most=32, times=range(seconds, 2000, seconds))
+    assert numbers[-1] == 16
+    late = [decision.now for decision in decisions if decision.now > seconds + 20]
+    assert late and min(b - a for a, b in itertools.pairwise(late)) >= 30
+    assert late[-1] < 40 * seconds
 
 
 def test_threads_that_keep_each_other_waiting_are_few():
@@ -71,7 +84,7 @@ def test_threads_that_keep_each_other_waiting_are_few():
         numbers, decisions = simulated(with_the_lock, most, least=1, cpus=1.0)
         assert numbers[-1] == 1
         assert [decision for decision in decisions if decision.now > 20] == []
-    controller = Controller(1, 64, 2, 0.0, "threads")
+    controller = Controller(1, 64, 2, "threads")
     jump = controller.jump(0.5, "an element took 9 ms")
     assert str(jump) == "2 → 64 threads: an element took 9 ms"
     assert controller.decide(Measured(2.0, 50.0, 1.0, 1.0, 1.0)).after == 1
@@ -87,7 +100,7 @@ def test_threads_that_keep_each_other_waiting_are_few():
     ],
 )
 def test_threads_in_place_of_processes(rates, last, num):
-    controller, decisions = Controller(0, 4, 2, 0.0, most_threads=16), []
+    controller, decisions = Controller(0, 4, 2, most_threads=16), []
     kinds = ["processes"]
     for t in range(1, SECONDS):
         by_process, by_thread, by_all_threads = rates
@@ -143,6 +156,22 @@ def test_the_stream_is_that_of_16_lanes_or_of_no_workers():
     assert [*multithread_prefetch(ds, "auto", 2)] == expected
 
 
+@pytest.mark.parametrize("num_lanes", [1, 4, 64])
+def test_global_batches_are_those_of_any_number(num_lanes):
+    ds = MapDataset.range(700).shuffle(seed=1).to_iter_dataset().filter(lambda x: x % 5)
+    batches = partial(ds.global_batch, 64, num_lanes=num_lanes, end="pad", batch_fn=list)
+    expected, sizes = states_and_elements(iter(batches())), itertools.cycle([1, 4, 2, 0])
+    for most in (0, 2, None):
+        workers = MultiprocessingOptions("auto", executor="threads", max_workers=most)
+        with iter(batches(workers=workers)) as it:
+            found = []
+            for x, num in zip(it, sizes, strict=False):
+                found.append((str(x), it.get_state()))
+                if most is None and num <= num_lanes:
+                    it.resize(num)
+        assert found == expected
+
+
 def test_a_loader_finds_its_workers():
     def loader(**options):
         sampler = IndexSampler(40, shuffle=True, seed=1, num_epochs=1)
@@ -159,15 +188,20 @@ def test_a_loader_finds_its_workers():
         assert [*it] == [*expected]
 
 
-def test_the_first_element_needs_no_worker():
-    options = MultiprocessingOptions("auto", executor="processes")  # threads are up at once
-    with iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(options)) as it:
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_the_first_output_needs_no_worker_and_has_all_threads(executor):
+    options = MultiprocessingOptions("auto", executor=executor, max_workers=2)
+    ds = MapDataset.range(1600).map(Crowd(12)).to_iter_dataset(ReadOptions(16)).batch(16)
+    with iter(ds.mp_prefetch(options)) as it:
         lanes = it.executor
-        assert next(it) == 0
+        assert next(it)[1] == 16
+        assert not lanes.workers
         assert all(
             lane.owner.text(lane) == f"this process, lane {lane.number}" for lane in lanes.shards
         )
-        assert [*it] == [*range(1, 100)]
+        assert [next(it)[0] for _ in range(15)] == [*range(1, 16)]
+        assert len(lanes.workers) == 2
+        assert len([*it]) == 96
 
 
 def test_decisions_are_seen():
@@ -190,9 +224,11 @@ def test_threads_are_found_and_seen():
         return x
 
     ds = MapDataset.range(400).map(slow)
-    for most in (64, 3):
-        options = ReadOptions("auto", max_workers=most)
-        with iter(ds.to_iter_dataset(options)) as it, diagnostics.observe(it) as view:
+    lanes = MultiprocessingOptions(0, num_lanes=16)
+    for most, num_lanes in ((64, 1), (64, 16), (3, 1)):
+        stream = ds.to_iter_dataset(ReadOptions("auto", max_workers=most))
+        stream = stream.mp_prefetch(lanes) if num_lanes > 1 else stream
+        with iter(stream) as it, diagnostics.observe(it) as view:
             assert [*it] == [*range(400)]
             (budget,) = view.summary().budgets
             assert budget.num_threads <= most
@@ -204,7 +240,7 @@ def test_threads_are_found_and_seen():
 def test_threads_that_compute_lanes_are_found():
     ds = MapDataset.range(300).map(lambda x: x + 1).to_iter_dataset().batch(2)
     expected = states_and_elements(iter(ds.multithread_prefetch(16, 2)))
-    auto, sizes = ds.multithread_prefetch("auto", 2), itertools.cycle([1, 5, 3, 16, 2])
+    auto, sizes = ds.multithread_prefetch("auto", 2), itertools.cycle([1, 5, 0, 3, 16, 2])
     with iter(auto) as it:
         found = [(str(next(it)), it.get_state())]
         for (x, state), num in zip(expected[1:], sizes, strict=False):

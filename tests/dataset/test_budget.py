@@ -6,13 +6,13 @@ import weakref
 
 import numpy as np
 import pytest
-from computing_ahead import Gate, no_threads_left, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import Crowd, Gate, no_threads_left, wait_for_no_threads, working  # noqa: F401
 from interrupting import interrupted
 from refusing import assert_raises
 from waiting import wait_until
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, Schedule
-from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.ahead.budget import Budget, divide
 from gristmill.dataset.ahead.sizes import Sampling
 from gristmill.experimental import (
     DatasetOptions,
@@ -73,6 +73,20 @@ def test_a_pipeline_has_no_more_threads_than_its_budget(make, num_threads):
     limit = Budget().max_threads if num_threads is None else num_threads
     # 20 were asked for by number
     assert threads.most <= max(limit, 20 if num_threads is None else 0)
+
+
+def test_lanes_have_the_threads_of_the_options_together():
+    ds = MapDataset.range(160).map(Crowd(40)).to_iter_dataset(ReadOptions(48))
+    with iter(ds.mp_prefetch(MultiprocessingOptions(0, num_lanes=16))) as it:
+        assert [*it] == [*range(160)]
+
+
+def test_threads_that_were_promised_stay_when_the_number_of_processes_changes():
+    for given, after in ((None, 48), (9, 3)):
+        budget = Budget(given)
+        budget.allow(48)
+        divide(budget, DatasetOptions(max_threads=given), 3)
+        assert budget.max_threads == after
 
 
 def test_a_thread_that_waits_while_all_others_are_stuck_computes_itself():
