@@ -339,10 +339,7 @@ class DataLoaderIterator(Iterator[Any]):
         if not isinstance(state["sampler"], str) or state["sampler"] != sampler:
             given = self._plan.sampler
             hint = _OTHER_INDICES if isinstance(given, IterableSampler) else _advice(given)
-            raise StateMismatchError(
-                f"the state was taken with sampler {_text(state['sampler'])}, the DataLoader has"
-                f" {_text(sampler)}{hint}"
-            )
+            raise _mismatch("sampler", state["sampler"], sampler, hint)
         self._check_source(state)
 
     def _check_source(self, state: Mapping[str, Any]) -> None:
@@ -353,10 +350,8 @@ class DataLoaderIterator(Iterator[Any]):
         text = saved if isinstance(saved, str) else None
         difference = source_difference(text, own, state.get(_FILES), self._origin.get(_FILES))
         if difference is not None:
-            raise StateMismatchError(
-                f"the state was taken with data_source {_text(saved)}, the DataLoader has"
-                f" {_text(own)}{f'. {difference}{_UNCHECKED}' if difference else _advice(source)}"
-            )
+            hint = f". {difference}{_UNCHECKED}" if difference else _advice(source)
+            raise _mismatch("data_source", saved, own, hint)
 
 
 def loader_of(it: DataLoaderIterator) -> DataLoader:
@@ -365,15 +360,42 @@ def loader_of(it: DataLoaderIterator) -> DataLoader:
 
 
 def _advice(value: Any) -> str:
-    """Returns a hint for the author of a class about its ``repr``; empty for a class of this
-    library.
-    """
+    """Returns what to do; for the author of a class, how to write its ``repr``."""
     is_ours = type(value).__module__.split(".")[0] in ("gristmill", "builtins", "numpy")
     return (
-        ""
+        ". Make the DataLoader as it was then, or begin without the state"
         if is_ours
         else ". Implement __repr__ so that it says the same in every run, if they are equal"
     )
+
+
+def _mismatch(what: str, saved: Any, own: str, hint: str) -> StateMismatchError:
+    theirs, ours = _differing(saved, own)
+    return StateMismatchError(
+        f"the state was taken with {what} {theirs}, the DataLoader has {ours}{hint}"
+    )
+
+
+def _differing(saved: Any, own: str) -> tuple[str, str]:
+    """Returns both texts. Of calls of one class, they have only the parameters that differ.
+
+    Example:
+        >>> _differing("S(size=8, seed=1)", "S(size=8, seed=2)")
+        ('S(seed=1, …)', 'S(seed=2, …)')
+    """
+    if isinstance(saved, str):
+        (name, _, theirs), (own_name, _, ours) = saved.partition("("), own.partition("(")
+        pairs = list(zip(theirs.split(", "), ours.split(", "), strict=False))
+        others = [pair for pair in pairs if pair[0] != pair[1]]
+        has_names = all("=" in part for pair in others for part in pair)
+        is_alike = name == own_name and theirs.count(", ") == ours.count(", ") > 0
+        if is_alike and has_names and 0 < len(others) < len(pairs):
+            parts = [
+                ", ".join(part.rstrip(")") for part in column)
+                for column in zip(*others, strict=True)
+            ]
+            return _text(f"{name}({parts[0]}, …)"), _text(f"{name}({parts[1]}, …)")
+    return _text(saved), _text(own)
 
 
 def _text(value: Any) -> str:

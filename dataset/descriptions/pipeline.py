@@ -183,7 +183,7 @@ def source_difference(
         return None
     is_elsewhere = own_files is not None and _without_paths(saved) == _without_paths(own)
     return (
-        "Its files are in another folder, and only a hash of the earlier paths is known"
+        "Its files are in another folder, and only a hash of the paths was saved"
         if is_elsewhere
         else ""
     )

@@ -475,7 +475,7 @@ def _record_cell(name: str, value: Any) -> str:
     if name == "components":
         return "/".join(map(str, value))
     if name == "span" and value is not None:
-        return f"{value[0]:,} to {value[1] - 1:,}"
+        return f"{value[0]:,}\u2013{value[1] - 1:,}"
     if isinstance(value, tuple):
         return " / ".join([shown(part, 60) for part in value])
     return value if isinstance(value, str) else "" if value is None else shown(value, 120)

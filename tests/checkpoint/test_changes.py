@@ -300,7 +300,7 @@ def test_other_records_of_the_same_files_are_refused_and_states_without_files_ar
     del without_files["data_source_files"]
     again.set_state(without_files)
     assert rest(again) == rest(it)
-    words = r"elsewhere.*only a hash of the paths.*validate_state=False"
+    words = r"another folder.*only a hash of the paths.*validate_state=False"
     check_refused(moved, words, lambda: moved.set_state(without_files))
 
 

@@ -132,7 +132,9 @@ def at(**positions):
     return changed(last_seen_indices={key.strip("w"): value for key, value in positions.items()})
 
 
-SOURCE = r"data_source D\(1\), the DataLoader has RangeDataSource\(start=0, stop=10, step=1\)$"
+SOURCE = (
+    r"data_source D\(1\), the DataLoader has RangeDataSource\(start=0, stop=10, step=1\)\. Make"
+)
 REFUSED = {
     "worker_count": (
         changed(worker_count=2),
@@ -142,7 +144,12 @@ REFUSED = {
     "sampler": (
         changed(sampler="S(1)"),
         ValueError,
-        r"sampler S\(1\), the DataLoader has IndexSampler\(.*seed=5\)$",
+        r"sampler S\(1\), the DataLoader has IndexSampler\(.*seed=5\)\. Make the DataLoader as",
+    ),
+    "one parameter of the sampler": (
+        lambda state: {**state, "sampler": state["sampler"].replace("seed=5", "seed=6")},
+        ValueError,
+        r"sampler IndexSampler\(seed=6, …\), the DataLoader has IndexSampler\(seed=5, …\)\. Make",
     ),
     "data_source": (changed(data_source="D(1)"), ValueError, SOURCE),
     "worker_count first": (
