@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,10 @@ import gristmill as grain
 from gristmill.prepare.local import LocalFolder
 from written import check_appends_at_once, contents, packed, sparse
 
+PIPELINES = {
+    "ranges": lambda ds: ds,
+    "stream": lambda ds: ds.to_iter_dataset().batch(1, batch_fn=lambda x: x[0]),
+}
 HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
 
@@ -58,6 +63,26 @@ def test_killed_at_random_moments(tmp_path, name, num_kills, workers):
     write(tmp_path / "b", name, 0)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert NUM > 100
+
+
+@pytest.mark.parametrize("make", PIPELINES.values(), ids=list(PIPELINES))
+def test_a_killed_worker_is_a_clear_error_and_the_same_call_continues(tmp_path, make):
+    death, folder, here = tmp_path / "death", tmp_path / "written", os.getpid()
+    death.touch()
+
+    def fatal(i):
+        if i == 47 and death.exists() and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return b"%d" % i
+
+    ds = make(grain.MapDataset.range(60).map(fatal))
+    workers = grain.MultiprocessingOptions(num_workers=2, executor="processes")
+    arguments = {"format": "tfrecord", "records_per_file": 10, "workers": workers}
+    text = r"is not complete: Worker .*SIGKILL[^.]*\. Finished files stay\. Call write again"
+    assert_raises(RuntimeError, text, grain.write, ds, folder, **arguments)
+    death.unlink()
+    assert grain.write(ds, folder, **arguments).complete
+    assert [*grain.read(folder)] == [b"%d" % i for i in range(60)]
 
 
 @pytest.mark.parametrize("format", ["array_record", "jsonl", "parquet"])
