@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,6 +124,27 @@ def test_a_full_disk_is_a_clear_error_and_the_same_call_continues(tmp_path, form
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert grain.write(ds, tmp_path, **arguments).new_files == 2
     assert [x["id"] for x in grain.read(tmp_path)] == [*range(60)]
+
+
+def test_a_folder_without_the_right_to_write_is_named_and_stays():
+    ds = grain.MapDataset.range(5).map(lambda i: b"a")
+    with tempfile.TemporaryDirectory() as top:
+        folder = Path(top, "written")
+        grain.write(ds, folder)
+        before, is_root = contents(folder), os.geteuid() == 0
+        Path(top).chmod(0o755)
+        folder.chmod(0o555)
+        if is_root:  # who may write everywhere
+            os.seteuid(65534)
+        try:
+            for flags in ({"overwrite": True}, {"append": True}):
+                text = f"path must be a folder that can be written to, got {folder}"
+                assert_raises(PermissionError, text, grain.write, ds.map(bytes), folder, **flags)
+            assert contents(folder) == before
+        finally:
+            if is_root:
+                os.seteuid(0)
+            folder.chmod(0o755)
 
 
 def test_twenty_full_disks_leave_the_same_bytes(tmp_path):
