@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _NONE = (
     "filter, or make another value of it by a map before"
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_ITERATORS = re.compile(r"(, at element|\. Nothing is lost).*", re.DOTALL)
 _FULL_TEXTS = ("No space left", "quota exceeded", "File too large")
 
 
@@ -265,6 +267,21 @@ def full_disk_explained(folder: Any) -> Iterator[None]:
             number or errno.ENOSPC,
             f"{folder} cannot take another file: {cause}. Finished files stay. Make room and call "
             "write again: it continues there",
+        ) from error
+
+
+@contextlib.contextmanager
+def dead_worker_explained(folder: Any) -> Iterator[None]:
+    """Says of a worker that was killed how ``write`` continues, in place of how iterators do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "was terminated unexpectedly" not in str(error):
+            raise
+        text = _OF_ITERATORS.sub("", str(error))
+        raise RuntimeError(
+            f"{folder} is not complete: {text}. Finished files stay. Call write again: it "
+            "continues there; with fewer workers if memory has run out"
         ) from error
 
 

@@ -12,11 +12,13 @@ the process dies.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gristmill.sources.storage.posix import fcntl
 
@@ -76,12 +78,14 @@ class LocalFolder:
 
     def publish(self, path: Path, name: str) -> None:
         """Gives a file that is whole its name."""
-        path.replace(self._at(name))
+        with _writable(self.path):
+            path.replace(self._at(name))
         sync(Path(self.path))
 
     def remove(self, name: str) -> None:
         """Removes a file, if there is one."""
-        self._at(name).unlink(missing_ok=True)
+        with _writable(self.path):
+            self._at(name).unlink(missing_ok=True)
 
     def unfinished_names(self) -> list[str]:
         """Returns the names of the small files that are left of writing."""
@@ -188,5 +192,19 @@ def _unless_removed(folder: Path) -> Iterator[None]:
             error.errno,
             f"path must be a folder that can be written to, got {folder.parent}: {error.strerror}",
         ) from error
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError), _writable(folder.parent):
         yield
+
+
+@contextlib.contextmanager
+def _writable(folder: Any) -> Iterator[None]:
+    """Says of a folder without the right to write what ``write`` needs."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise OSError(
+            error.errno,
+            f"path must be a folder that can be written to, got {folder}: {error.strerror}",
+        ) from error

@@ -45,9 +45,9 @@ def read(
         path: the folder, or its URL.
         codec: for a folder that another program has written with ``codec=(encode, decode)``: these
             functions.
-        cache_dir: for URLs of formats whose libraries read local files only (ArrayRecord, Bagz):
-            where the files are kept, all of which are downloaded now. By default below
-            ``$XDG_CACHE_HOME`` or ``~/.cache``.
+        cache_dir: for URLs: where files are kept of formats whose libraries read local files only
+            (ArrayRecord, Bagz), all of which are downloaded now, and indexes of JSON lines and tar.
+            By default below ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     Raises:
         ManifestError: there is no manifest, or not all files are written (a ``ValueError``).
@@ -71,8 +71,9 @@ def read(
     format = described_format(manifest.format, codec)
     files = [file for file in manifest.files if file.records]
     paths = [f"{folder}/{file.name}" for file in files]
-    if isinstance(folder, RemoteFolder) and format.is_read_by_path and paths:
-        paths = _downloaded(paths, folder, cache_dir)
+    if isinstance(folder, RemoteFolder) and paths:
+        format.index_dir = os.fspath(_cache_dir(folder, cache_dir))
+        paths = _downloaded(paths, format.index_dir) if format.is_read_by_path else paths
     return WrittenMapDataset(WrittenSource(format, files, paths))
 
 
@@ -253,12 +254,16 @@ def _complete_manifest(folder: Folder) -> Manifest:
     return manifest
 
 
-def _downloaded(urls: Sequence[str], folder: RemoteFolder, cache_dir: Any) -> list[str]:
+def _cache_dir(folder: RemoteFolder, given: Any) -> Path:
+    if given is not None:
+        return Path(given).expanduser()
+    digest = hashlib.sha1(str(folder).encode(), usedforsecurity=False).hexdigest()[:16]
+    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(home, "gristmill", digest)
+
+
+def _downloaded(urls: Sequence[str], cache_dir: str) -> list[str]:
     from gristmill.sources.storage.cached import cached
 
-    if cache_dir is None:
-        digest = hashlib.sha1(str(folder).encode(), usedforsecurity=False).hexdigest()[:16]
-        home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        cache_dir = Path(home, "gristmill", digest)
     paths: list[str] = cached(list(urls), cache_dir)
     return paths

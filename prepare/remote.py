@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib
 import os
+import re
 import shutil
 import tempfile
 import zlib
@@ -46,6 +47,11 @@ class RemoteFolder:
             raise ValueError(
                 "path must be a local folder or the URL of an object store (s3://, gs://, "
                 f"az://), got {url!r}"
+            )
+        if re.search(r"[*{\[]|(?<!:)//", self.path):
+            raise ValueError(
+                "path must be a URL without '*', '{', '[' (which are patterns where files are "
+                f"read) and without empty parts, got {url!r}"
             )
         self._root = root_of(self.path)
         self._prefix = self.path[len(self._root) + 1 :]

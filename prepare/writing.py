@@ -24,6 +24,7 @@ from gristmill.prepare.files import (
     FileWriter,
     Finished,
     Folder,
+    dead_worker_explained,
     full_disk_explained,
     number_of,
 )
@@ -95,6 +96,7 @@ def write(
         ManifestError: the folder is of another pipeline or was changed (a ``ValueError``).
         ElementError: the format cannot hold an element; names it (a ``ValueError``).
         OSError: the disk is full, or the folder cannot be written.
+        RuntimeError: a worker process was killed.
 
     Example:
         >>> import tempfile, gristmill
@@ -178,7 +180,7 @@ class _WriteCall:
             )
 
     def run(self, workers: Any, overwrite: bool, progress: bool | None) -> WriteReport:
-        with full_disk_explained(self.folder):
+        with full_disk_explained(self.folder), dead_worker_explained(self.folder):
             return self._run(workers, overwrite, progress)
 
     def _run(self, workers: Any, overwrite: bool, progress: bool | None) -> WriteReport:

@@ -31,6 +31,7 @@ class Format(abc.ABC):
     Attributes:
         name: how ``write(format=...)`` calls it.
         option_names: the names that ``write`` accepts as further arguments, with their defaults.
+        index_dir: where ``source`` puts indexes of files; ``None``: beside these.
     """
 
     name: ClassVar[str]
@@ -38,6 +39,7 @@ class Format(abc.ABC):
     takes_codec: ClassVar[bool] = False  # its records are bytes
     num_firsts: ClassVar[int] = 1  # the elements that it is fitted to
     is_read_by_path: ClassVar[bool] = False  # its library reads local files only
+    index_dir: str | None = None
     is_cut_at_commas: ClassVar[bool] = False  # its library takes a path with one for two files
 
     def __init__(self, options: Mapping[str, Any]) -> None:

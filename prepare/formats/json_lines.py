@@ -74,7 +74,7 @@ class JsonLinesFormat(Format):
     def source(self, paths: Sequence[str], counts: Sequence[int]) -> Any:
         from gristmill.sources.json_lines import JsonlSource
 
-        source = JsonlSource(list(paths))
+        source = JsonlSource(list(paths), index_dir=self.index_dir)
         return source if self._columns is None else DecodedSource(source, self._columns.element)
 
 

@@ -74,7 +74,8 @@ class TarFormat(Format):
     def source(self, paths: Sequence[str], counts: Sequence[int]) -> Any:
         from gristmill.sources.tar import TarSource
 
-        return DecodedSource(TarSource(list(paths)), self._decoded)
+        source = TarSource(list(paths), index_dir=self.index_dir)
+        return DecodedSource(source, self._decoded)
 
     def _encoded(self, name: str, value: Any) -> Any:
         kind = _kind_of(name, value)

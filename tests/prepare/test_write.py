@@ -510,6 +510,12 @@ def test_an_element_of_a_stream_is_named_with_its_records(tmp_path, wrong):
             pytest.param({"path": f"{scheme}://a/x"}, ValueError, "object store", id=scheme)
             for scheme in ("https", "other")
         ],
+        *[
+            pytest.param(
+                {"path": f"s3://bucket/{name}"}, ValueError, "without empty parts, got", id=name
+            )
+            for name in ("a[0:3]", "{a,b}", "a*", "a//b")
+        ],
         pytest.param({"path": ""}, ValueError, "path must be a folder", id="no path"),
         pytest.param({"path": __file__}, ValueError, "got the file", id="file"),
         pytest.param({"path": f"{__file__}/x"}, OSError, "can be written to, got", id="in a file"),

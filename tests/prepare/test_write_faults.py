@@ -3,8 +3,10 @@
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +18,10 @@ import gristmill as grain
 from gristmill.prepare.local import LocalFolder
 from written import check_appends_at_once, contents, packed, sparse
 
+PIPELINES = {
+    "ranges": lambda ds: ds,
+    "stream": lambda ds: ds.to_iter_dataset().batch(1, batch_fn=lambda x: x[0]),
+}
 HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
 
@@ -60,6 +66,26 @@ def test_killed_at_random_moments(tmp_path, name, num_kills, workers):
     assert NUM > 100
 
 
+@pytest.mark.parametrize("make", PIPELINES.values(), ids=list(PIPELINES))
+def test_a_killed_worker_is_a_clear_error_and_the_same_call_continues(tmp_path, make):
+    death, folder, here = tmp_path / "death", tmp_path / "written", os.getpid()
+    death.touch()
+
+    def fatal(i):
+        if i == 47 and death.exists() and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return b"%d" % i
+
+    ds = make(grain.MapDataset.range(60).map(fatal))
+    workers = grain.MultiprocessingOptions(num_workers=2, executor="processes")
+    arguments = {"format": "tfrecord", "records_per_file": 10, "workers": workers}
+    text = r"is not complete: Worker .*SIGKILL[^.]*\. Finished files stay\. Call write again"
+    assert_raises(RuntimeError, text, grain.write, ds, folder, **arguments)
+    death.unlink()
+    assert grain.write(ds, folder, **arguments).complete
+    assert [*grain.read(folder)] == [b"%d" % i for i in range(60)]
+
+
 @pytest.mark.parametrize("format", ["array_record", "jsonl", "parquet"])
 def test_a_full_disk_is_a_clear_error_and_the_same_call_continues(tmp_path, format):
     """A limit for the size of a file takes the place of a small disk."""
@@ -98,6 +124,27 @@ def test_a_full_disk_is_a_clear_error_and_the_same_call_continues(tmp_path, form
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert grain.write(ds, tmp_path, **arguments).new_files == 2
     assert [x["id"] for x in grain.read(tmp_path)] == [*range(60)]
+
+
+def test_a_folder_without_the_right_to_write_is_named_and_stays():
+    ds = grain.MapDataset.range(5).map(lambda i: b"a")
+    with tempfile.TemporaryDirectory() as top:
+        folder = Path(top, "written")
+        grain.write(ds, folder)
+        before, is_root = contents(folder), os.geteuid() == 0
+        Path(top).chmod(0o755)
+        folder.chmod(0o555)
+        if is_root:  # who may write everywhere
+            os.seteuid(65534)
+        try:
+            for flags in ({"overwrite": True}, {"append": True}):
+                text = f"path must be a folder that can be written to, got {folder}"
+                assert_raises(PermissionError, text, grain.write, ds.map(bytes), folder, **flags)
+            assert contents(folder) == before
+        finally:
+            if is_root:
+                os.seteuid(0)
+            folder.chmod(0o755)
 
 
 def test_twenty_full_disks_leave_the_same_bytes(tmp_path):

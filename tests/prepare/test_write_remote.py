@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from refusing import assert_raises
 
@@ -27,6 +28,14 @@ def bucket():
         yield bucket
 
 
+def table(num=100):
+    return grain.MapDataset.range(num).map(lambda i: {"id": i, "text": f"é {i}"})
+
+
+def tokens(num=100):
+    return grain.MapDataset.range(num).map(lambda i: np.full(5, i, np.uint16))
+
+
 def objects(bucket, prefix):
     """The contents of a folder of a bucket, by name."""
     import obstore
@@ -45,6 +54,9 @@ def objects(bucket, prefix):
     [
         pytest.param(sparse, "array_record", id="ranges"),
         pytest.param(packed, "tfrecord", id="stream"),
+        *[pytest.param(table, format, id=format) for format in ("parquet", "jsonl", "tar")],
+        *[pytest.param(tokens, format, id=format) for format in ("megatron", "npy")],
+        pytest.param(sparse, "bagz", id="bagz"),
     ],
 )
 def test_a_folder_of_a_bucket_is_like_a_local_one(tmp_path, bucket, monkeypatch, make, format):
