@@ -33,7 +33,7 @@ class LocalLanes:
         numbers: which elements are those of all lanes; ``None`` if that is not known.
         here: lets the consumer compute all lanes until workers are up, and where no workers are
             wanted.
-        num_workers: how many workers start after the first output, if the pool has none.
+        num_workers: how many workers are wanted, after the first output if the pool has none.
     """
 
     def __init__(
@@ -45,12 +45,13 @@ class LocalLanes:
         num_workers: int = 0,
     ) -> None:
         count = len(pool.workers)
-        self._num_later = 0 if count else num_workers
         self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
         self._pool = pool
         self._args = num_lanes, numbers
-        self._num_wanted = count
+        self._num_asked = num_workers if here is not None else count  # by any thread
+        self._num_wanted = count  # since the last look at that
         self._here = here
+        self._is_first = here is not None and not count  # the next output is the first one
         self.is_settled = here is None  # no lane has to move
         self._was_resized = here is not None
         self._groups: list[LanesOfWorker] = []  # by worker
@@ -120,8 +121,8 @@ class LocalLanes:
             owner.fetch(lane)
             if owner.left:
                 self._hand_over()
-        if self._num_later:
-            self.resize(self._num_later)
+        if self._is_first:
+            self._is_first = self.is_settled = False
 
     def skip(self, lane: WorkerLane, state: Any) -> Any:
         """See ``Shard``."""
@@ -130,8 +131,7 @@ class LocalLanes:
 
     def resize(self, num: int) -> None:
         """Let ``num`` workers compute the lanes from now on. Another thread may call this."""
-        self._num_later = 0
-        self._num_wanted, self._was_resized, self.is_settled = num, True, False
+        self._num_asked, self._was_resized, self.is_settled = num, True, False
 
     def move_to(self, pool: Any, park_former: Callable[[], None]) -> None:
         """Let the workers of another pool compute the lanes from now on.
@@ -148,7 +148,7 @@ class LocalLanes:
 
     def _balance(self) -> None:
         """Let workers leave the lanes that are moving to others, if these are up."""
-        wanted = self._num_wanted
+        wanted = self._num_wanted = 0 if self._is_first else self._num_asked
         if self._here is not None:
             self._here.read_ahead(not wanted)
         self._recruit(wanted)
@@ -168,7 +168,9 @@ class LocalLanes:
         self._hand_over()
         if is_settled:
             self._dismiss(wanted)
-            self.is_settled = wanted == self._num_wanted
+            self.is_settled = True
+            if wanted != self._num_asked:  # another thread may have asked for another number
+                self.is_settled = False
 
     def _recruit(self, wanted: int) -> None:
         """Start workers, so that there are ``wanted``."""

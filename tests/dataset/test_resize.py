@@ -15,6 +15,7 @@ from new_seed import SEED
 from refusing import assert_raises
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.dataset.lanes.local import LocalLanes
 from gristmill.experimental import ThreadPrefetchIterDataset
 
 NUM_LANES = 6
@@ -135,6 +136,34 @@ def test_a_state_that_is_set_while_lanes_move(tmp_path):
                     it.resize(draw.randint(least, NUM_LANES))
                 assert (str(next(it)), it.get_state()) == (x, state)
         it.close()
+
+
+def passing_errors(it, sizes=(2,)):
+    found, nums = [], itertools.cycle(sizes)
+    while True:
+        it.resize(next(nums))
+        try:
+            found.append(next(it))
+        except StopIteration:
+            return found
+        except ZeroDivisionError as error:
+            found.append(str(error))
+            it.skip_failed()
+
+
+def test_another_thread_resizes_while_workers_end(monkeypatch):
+    """Lanes that have failed stay with workers that there are."""
+    ds = MapDataset.range(600).map(lambda x: 6 // (x % 7)).to_iter_dataset(ReadOptions(2, 20))
+    expected = passing_errors(iter(by_workers(ds, "threads")))
+    dismiss = LocalLanes._dismiss
+
+    def ask_and_dismiss(lanes, wanted):
+        lanes.resize(NUM_LANES)
+        dismiss(lanes, wanted)
+        lanes.resize(wanted)
+
+    monkeypatch.setattr(LocalLanes, "_dismiss", ask_and_dismiss)
+    assert passing_errors(iter(by_workers(ds, "threads")), [6] * 9 + [2] * 9) == expected
 
 
 def test_stages_after_the_workers_and_the_order_of_the_stream(tmp_path):
