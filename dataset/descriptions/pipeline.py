@@ -42,7 +42,7 @@ def describe(node: Any) -> dict[str, Any]:
     """The stage of a dataset or iterator, its parameters, and the same of everything upstream;
     JSON-able.
     """
-    name = getattr(node, "_gm_stage_name", type(node).__name__)
+    name = node._gm_stage_name
     upstream = node._gm_described_upstream
     if name is None:  # the same elements and states as without this stage
         return describe(upstream[0])
@@ -55,10 +55,10 @@ def describe(node: Any) -> dict[str, Any]:
     description.update(
         {name: as_json(value) for name, value in node._gm_described_parameters.items()}
     )
-    files = getattr(node, "_gm_source_files", None)
+    files = node._gm_source_files
     if files is not None:
         description["source_files"] = few_files(files, MAX_FILES)
-    components = getattr(node, "_gm_components", None)
+    components = node._gm_components
     if components is not None:
         return {
             **description,
@@ -130,7 +130,7 @@ def source_files(source: Any) -> list[str] | None:
     ``None`` if there is nothing of the kind: then the text of a source identifies it.
     """
     if isinstance(source, DatasetNode):
-        found = [getattr(node, "_gm_source_files", None) for node in source_first(source)]
+        found = [node._gm_source_files for node in source_first(source)]
         return [text for files in found if files is not None for text in files] or None
     files = getattr(source, "described_files", None)
     return files() if callable(files) else None

@@ -331,6 +331,10 @@ class MixIterator(StreamIterator[Any]):
         return described
 
     @property
+    def _gm_component_names(self) -> Sequence[str] | None:
+        return self._mix.names
+
+    @property
     def _gm_components(self) -> dict[str, DatasetIterator[Any]] | None:
         names = self._mix.names
         return None if names is None else dict(zip(names, self._gm_parents, strict=True))
