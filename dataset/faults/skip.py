@@ -9,7 +9,7 @@ from operator import length_hint
 from typing import Any
 
 from gristmill.core.errors import FaultBudgetError, StateMismatchError, add_note
-from gristmill.core.state import shown, state_count, state_field
+from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import NEW, USUAL, Records
@@ -96,8 +96,10 @@ class SkipFailed(Stream):
         if choice is NEW and known is not None and tried < known.until:
             choice = {"known": known.skipped[tried][0][1]} if tried in known.skipped else USUAL
         if choice is not NEW and choice is not USUAL:
-            self._skip_again(cell, choice, counts)
-            return None
+            if choice.get("epoch", 0) <= cell.pos[2].epoch:
+                self._skip_again(cell, choice, counts)
+                return None
+            choice = USUAL  # the end comes before
         try:
             found = list(islice(self.parent.run(self.inner), 1))
         except Exception as error:
@@ -189,6 +191,8 @@ class SkipFailed(Stream):
         skipped = Skipped(tried, fault)
         if cell.choices is not None:
             choice = Choice({"after": state}, (skipped,))
+            if count.epoch:
+                choice["epoch"] = count.epoch
             if counts is not None and (asked := cell.choices.num_since(counts)):
                 choice["asked"] = asked
             cell.choices.note(self.key, choice)
@@ -248,6 +252,7 @@ class SkipFailed(Stream):
             for i, choice in record.unusual:
                 count = count.added(tried + i, 1, getattr(choice, "skipped", ()))
             tried += record.num
+        count = count._replace(epoch=count.epoch + 1)
         return self.parent.next_epoch(inner, records), tried, count, None
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
@@ -255,7 +260,8 @@ class SkipFailed(Stream):
 
     def save(self, pos: Pos) -> Any:
         inner, tried, count, known = pos
-        counts = {"total": count.total, **passed_in(known, tried)}
+        epoch = {"epoch": count.epoch} if count.epoch else {}
+        counts = {"total": count.total, **epoch, **passed_in(known, tried)}
         faults = Faults(counts, self.tolerance.limits, count.recent, self.key)
         return {"parent": self.parent.save(inner), "tried": tried, "faults": [faults]}
 
@@ -264,19 +270,20 @@ class SkipFailed(Stream):
 
     def load(self, state: Any) -> Pos:
         tried, found = state_count(state, "tried", self), state_field(state, "faults", self)
-        total, known = parse_counts(
-            found[0] if isinstance(found, list) and len(found) == 1 else found, self
-        )
+        counts = found[0] if isinstance(found, list) and len(found) == 1 else found
+        total, known = parse_counts(counts, self)
+        epoch = state_count(counts, "epoch", self) if "epoch" in counts else 0
         for entries in {} if known is None else known.skipped.values():
             for _, after in entries:
                 self.parent.load(copied(after))  # which raises an error unless it is a state
         inner = self.parent.load(state_field(state, "parent", self))
-        return inner, tried, Count(total), known
+        return inner, tried, Count(total, epoch=epoch), known
 
     def check_choice(self, choice: Any) -> None:
         if not (
             isinstance(choice, dict)
             and "after" in choice
+            and plain_int(choice.get("epoch", 0)) is not None
             and isinstance(choice.get("asked", {}), dict)
         ):
             raise StateMismatchError(
