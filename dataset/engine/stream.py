@@ -248,6 +248,15 @@ class Stream(Observable):
         """Return true if ``save`` may be called by any thread at any time."""
         return all([parent.saves_anywhere() for parent in self.parents])
 
+    def kind(self, index: int) -> tuple[Any, ...]:
+        """Return a value that is equal for two members of an interleave only if ``next_epoch`` of
+        one understands the counts of faults in positions of the other.
+
+        Args:
+            index: of the member, for streams that understand none but their own.
+        """
+        return type(self), *[parent.kind(index) for parent in self.parents]
+
     def faults_in(self, pos: Pos) -> Any:
         """Return a value that is equal for two positions only if the states of both have as many
         faults.

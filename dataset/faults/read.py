@@ -367,6 +367,9 @@ class ReadOutcomes(Read):
         num = len(self.tolerances)
         return _At(0, 0, (Count(),) * num, (None,) * num)
 
+    def kind(self, index: int) -> tuple[Any, ...]:
+        return ReadOutcomes, len(self.tolerances)
+
     def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
         index, before, counts, known = end
         for record in [record for record in records if record.key == self.key]:

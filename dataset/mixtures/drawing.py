@@ -250,11 +250,8 @@ class Drawing:
         if i in counts.ended:
             self.cell.past_failed = partial(self._refuse, i)
             self._refuse(i)
-        ended = mix.parents[i]
         mix.open(i, counts.epochs[i] + 1)
-        # What is known of the next epoch, such as totals of faults, is in a position that any
-        # stream understands.
-        self.parts[i] = ended.next_epoch(part) if ended.saves_anywhere() else mix.parents[i].start()
+        self.parts[i] = mix.parents[i].next_epoch(part)  # with the totals of faults
         self._enter(i, self.parts[i], 0, RESTARTED, None)
 
     def _refuse(self, i: int) -> None:

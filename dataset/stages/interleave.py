@@ -30,6 +30,7 @@ from gristmill.dataset.engine.choices import number_choosers
 from gristmill.dataset.engine.cycle import Interleave
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.members import Members
+from gristmill.dataset.faults.budget import Tolerance, numbered_by
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 
 T = TypeVar("T")
@@ -102,6 +103,7 @@ class InterleaveIterDataset(IterDataset[T]):
                 )
             datasets = [_check_dataset(ds, i) for i, ds in enumerate(datasets)]
         self._gm_datasets = datasets
+        self._gm_number = Tolerance.new_number()  # begins those of stages that a function makes
         self._gm_parameters = InterleaveParameters(
             cycle_length, num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
         )
@@ -114,6 +116,10 @@ class InterleaveIterDataset(IterDataset[T]):
     @property
     def _gm_makes_choices(self) -> bool:
         return True  # its members may
+
+    @property
+    def _gm_opens_unknown(self) -> bool:
+        return isinstance(self._gm_datasets, MapDataset)
 
     @property
     def _gm_draws_from(self) -> Sequence[Any]:
@@ -148,6 +154,7 @@ class InterleaveIterDataset(IterDataset[T]):
         its own.
         """
         del sequential_slice  # every dataset is whole in any case
+        self._gm_number += f"[{sl.start}::{sl.step}]"
         self._gm_datasets = (
             MapDataset.slice(self._gm_datasets, sl)
             if isinstance(self._gm_datasets, MapDataset)
@@ -164,7 +171,7 @@ class InterleaveIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         given = self._gm_parameters
-        opener = IteratorOpener(self._gm_datasets, given.iter_buffer_size)
+        opener = IteratorOpener(self._gm_datasets, self._gm_number, given.iter_buffer_size)
         num_threads, num_ahead = given.num_make_iter_threads, given.make_iter_buffer_size
         return InterleaveDatasetIterator(self, opener, self._cycle_length, num_threads, num_ahead)
 
@@ -182,7 +189,7 @@ class _TracedDatasets(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return _TracedDatasets(self.datasets[index], self._tracing)
-        return self._tracing.of(dataset_at(self.datasets, index))
+        return self._tracing.of(dataset_at(self.datasets, index, ""))
 
 
 def _check_dataset(ds: Any, index: int) -> Any:
@@ -194,9 +201,12 @@ def _check_dataset(ds: Any, index: int) -> Any:
     return ds
 
 
-def dataset_at(datasets: Any, index: int) -> Any:
-    """Dataset ``index``; one without elements where there is none."""
-    ds = datasets[index]
+def dataset_at(datasets: Any, index: int, number: str) -> Any:
+    """Dataset ``index`` of the interleave with ``number``; one without elements where there is
+    none.
+    """
+    with numbered_by(f"{number}.{index}"):
+        ds = datasets[index]
     return MapDataset.range(0) if ds is None else _check_dataset(ds, index)  # left out by a filter
 
 
@@ -226,20 +236,24 @@ class IteratorOpener:
 
     Args:
         datasets: the datasets.
+        number: of the interleave (see ``numbered_by``).
         buffer_size: elements of a stream that are ready ahead.
         elsewhere: has the datasets computed by others.
     """
 
     key = ""
 
-    def __init__(self, datasets: Any, buffer_size: int, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(
+        self, datasets: Any, number: str, buffer_size: int, elsewhere: Elsewhere | None = None
+    ) -> None:
         self.datasets = datasets
+        self._number = number
         self._elsewhere = elsewhere
         self.ctx = ComponentContext(IteratorContext(joined=None))
         self._buffer_size = buffer_size
 
     def open(self, index: int) -> DatasetIterator[Any]:
-        ds = dataset_at(self.datasets, index)
+        ds = dataset_at(self.datasets, index, self._number)
         it = iterate(as_stream(ds))
         if self._elsewhere is not None:
             it = self._elsewhere.iterator(index, it, self.key)
