@@ -119,17 +119,15 @@ class InterleaveIterDataset(IterDataset[T]):
 
     @property
     def _gm_opens_unknown(self) -> bool:
-        return isinstance(self._gm_datasets, MapDataset)
+        return isinstance(untraced(self._gm_datasets), MapDataset)
 
     @property
     def _gm_draws_from(self) -> Sequence[Any]:
-        datasets = self._gm_datasets
-        if isinstance(datasets, _TracedDatasets):
-            datasets = datasets.datasets
-        return [datasets] if isinstance(datasets, MapDataset) else datasets
+        datasets = untraced(self._gm_datasets)
+        return [datasets] if self._gm_opens_unknown else datasets
 
     def _gm_num_elements(self) -> Length:
-        if isinstance(self._gm_datasets, MapDataset):
+        if self._gm_opens_unknown:
             return Unknown()  # its elements would have to be computed
         return added([num_elements(ds) for ds in self._gm_datasets])
 
@@ -190,6 +188,11 @@ class _TracedDatasets(Sequence[Any]):
         if isinstance(index, slice):
             return _TracedDatasets(self.datasets[index], self._tracing)
         return self._tracing.of(dataset_at(self.datasets, index, ""))
+
+
+def untraced(datasets: Any) -> Any:
+    """The datasets that twins are of; without twins, ``datasets``."""
+    return datasets.datasets if isinstance(datasets, _TracedDatasets) else datasets
 
 
 def _check_dataset(ds: Any, index: int) -> Any:
