@@ -105,7 +105,7 @@ class Faults(dict[str, Any]):
     No count in it grows with the elements.
 
     Args:
-        counts: ``total``, and ``passed`` if the state has one (see ``known``).
+        counts: ``total``, and ``epoch`` (see ``Count``).
         limits: of the stage.
         recent: see ``Count``.
         key: under which choices of the stage are recorded.
@@ -215,8 +215,6 @@ def _tally(
 ) -> Tally:
     total, recent = faults["total"], faults.recent
     tried = faults.get("tried", tried)
-    if "passed" in faults:
-        tried, total = [faults["passed"][key] for key in ("tried", "total")]
     for record in records:
         num, choices = record.get(faults.key, (0, ()))
         tried += num * faults.rate[0] // faults.rate[1]
