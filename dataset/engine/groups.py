@@ -14,8 +14,8 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.permutation import shuffled_order
 from gristmill.core.state import shown, state_count
 from gristmill.dataset.engine.choices import Choices, Records, Refilling
+from gristmill.dataset.engine.draws import packed, unpacked
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.states.turns import TURNS, DrawLog, packed, unpacked
 from gristmill.dataset.states.values import given
 
 _GONE: Any = object()  # in the place of an element of a component that was dropped
@@ -49,8 +49,6 @@ class Window(Refilling):
     def save_layer(self, pos: Pos) -> Any:
         *plain, sources = pos
         state = super().save_layer(tuple(plain))
-        if isinstance(sources, DrawLog):
-            return {**state, TURNS: sources.saved()}
         return {**state, _SOURCES: packed(sources)} if sources else state
 
     def load_layer(self, state: Any) -> Pos:
@@ -62,9 +60,6 @@ class Window(Refilling):
             )
         # Grain before 0.2.16 counted a window when it read the next one.
         number += "parent_exhausted" in state and taken == self.size
-        turns = DrawLog.of(state, self)
-        if turns is not None and not all(turns.are_there()):
-            return start, number, taken, turns
         try:
             return start, number, taken, tuple(unpacked(given(state.get(_SOURCES, ()))))
         except Exception:
@@ -118,9 +113,7 @@ class Window(Refilling):
         window: list[Any] = []
         self.inner.wanted = self.size
         try:
-            if isinstance(sources, DrawLog):
-                self._read_turns(window, sources)
-            elif self.choices is not None:
+            if self.choices is not None:
                 sources = self._read_choices(window, sources, self.choices)
             else:
                 window.extend(islice(self.parent.run(self.inner), self.size))
@@ -172,19 +165,6 @@ class Window(Refilling):
             found.append(num_asked() - 1)
         return () if found == [*range(num_asked())] else tuple(found)
 
-    def _read_turns(self, window: list[Any], turns: DrawLog) -> None:
-        """Read a window of which a state from before there were records of choices says what is
-        gone.
-        """
-        run, are_there = self.parent.run(self.inner), turns.are_there()
-        for is_there in are_there:
-            window.append(next(run, _GONE) if is_there else _GONE)
-        if are_there.count(True) > len([x for x in window if x is not _GONE]):
-            raise StateMismatchError(
-                f"the state of {self} says that {sum(are_there)} elements follow where its window"
-                " starts, but there are fewer: data have changed since"
-            )
-
     def _left(self, window: list[Any], number: int, taken: int) -> list[Any]:
         """Return the elements that follow in a window, the next one last."""
         if taken == len(window):  # the number is that of the next window
@@ -223,10 +203,6 @@ class Spread(Refilling):
         self.split = split
         self.with_nones = with_nones
         self._most = 0  # items of an element so far
-
-    def load_layer(self, state: Any) -> Pos:
-        before, taken = super().load_layer(state)
-        return before, 0 if self.is_gone(state) else taken
 
     def held(self, state: Any) -> str | None:
         num = state_count(state, "next_index_in_buffer", self)

@@ -16,7 +16,6 @@ from gristmill.dataset.engine.choices import Records, Refilling
 from gristmill.dataset.engine.draws import Delivery
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.refilling import refilling
-from gristmill.dataset.states.turns import DrawLog
 from gristmill.transforms.bin_packing import Bins
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 from gristmill.transforms.pack_layout import PackedRows
@@ -157,8 +156,6 @@ class Collecting(Refilling, Generic[M]):
             cell.pos = self.inner.settle(), *own, ()
 
     def load(self, state: Any) -> Pos:
-        # of states from before there were records; raises an error unless it makes sense
-        DrawLog.of(state, self)
         self._kept = None
         return *self.load_layer(state), self._load_records(state)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.core.errors import as_int
-from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, Draw, needed
+from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, Draw
 from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.errors.context import tell, told
 from gristmill.dataset.mixtures.draw_counts import Aims, RunningCounts
@@ -40,12 +40,7 @@ class Drawing:
         self.log: list[Any] = []
         self.num = 0
         self.parts = [*base.parts]  # at the beginning of the run, or of the epoch of a component
-        self.index, self.has_ended, self.pieces, self.again = (
-            base.num_asked,
-            base.has_ended,
-            base.pieces,
-            base.again,
-        )
+        self.index, self.has_ended = base.num_asked, base.has_ended
         self.counts = None if base.counts is None else RunningCounts(base.counts)
         self.choices = cell.choices if mix.makes_choices else None
         # an element of the last turns has nothing to be counted but the index
@@ -67,17 +62,14 @@ class Drawing:
                 [],
                 0,
             )
-            self.base = self.base._replace(pieces=self.pieces)
         return self.log
 
     def begin_block(self) -> Standing:
         """Return where the mixture is, before a block of elements whose position is computed on
         demand.
         """
-        if self.num or self.base.pieces:
-            self.base = self.mix.standing((self.base, self.log, self.num))._replace(
-                pieces=self.pieces
-            )
+        if self.num:
+            self.base = self.mix.standing((self.base, self.log, self.num))
             self.log, self.num = [], 0
         return self.base
 
@@ -94,7 +86,7 @@ class Drawing:
     def in_blocks(self) -> bool:
         """True if the elements that follow are determined by the index and the own plan."""
         mix = self.mix
-        return self.counts is None and not (mix.by or self.again or self.pieces or self.choices)
+        return self.counts is None and not (mix.by or self.choices)
 
     def turns(self, num: int) -> Iterable[Any]:
         """Return up to ``num`` components that are next; an empty list if the mixture has ended."""
@@ -103,14 +95,7 @@ class Drawing:
         mix = self.mix
         self.is_simple = False
         while True:
-            if self.again is not None and self.index < self.again[0].stop:
-                turn, self._asked = self._turn_again(), None
-                if turn is not None:
-                    return [max(turn, ~turn)]
-                self.index += 1
-                continue
-            record = None if self._is_in_piece() else self.record
-            self._asked = record
+            self._asked = record = self.record
             if record is not None and (known := record.ask()) is not None:
                 if known.name in mix.places:
                     return [mix.places[known.name]]
@@ -119,37 +104,28 @@ class Drawing:
                 if known.kind == END:
                     # More may follow under these weights: who replays makes a group of its own of
                     # those.
-                    self._pauses = bool(self._due(*self._without_ended(self._planned()), 1))
+                    self._pauses = bool(self._due(*self._without_ended(self._own), 1))
                     return []
                 continue
-            found = self._due(*self._without_ended(self._planned()), num)
-            if found and found[0] is None:
-                raise needed(
-                    [name for name in self._planned()[0].names if name not in mix.places], mix
-                )
-            self.is_simple = self.counts is None and not self.pieces
+            found = self._due(*self._without_ended(self._own), num)
+            self.is_simple = self.counts is None
             if record is not None and found:
                 return record.new(found)
             if record is not None:
                 record.note(Draw(mix.own, None, END))
-            if record is not None or found or not self._is_in_piece():
-                return found
-            self.index = self.index + 1 if mix.by is None else self.pieces[0].stop
+            return found
 
     def _due(self, plan: Plan, places: Places, num: int) -> Sequence[Any]:
         """Return the next components under a plan, at most ``num``."""
         if not places or (plan.end is not None and self.index >= plan.end):
             return []
         if self.mix.by is None:
-            stops = [self.index + num, *[piece.stop for piece in self.pieces[:1]]]
-            positions = range(self.index, min(stops if plan.end is None else [*stops, plan.end]))
+            stop = self.index + num
+            positions = range(self.index, stop if plan.end is None else min(stop, plan.end))
             components = plan.components(positions)
             if type(places) is range:  # all are there
                 return components
-            found = [places[component] for component in components]
-            if None in found and self._is_in_piece():
-                del found[found.index(None) :]
-            return found
+            return [places[component] for component in components]
         aims = self._aims(plan, places)
         assert self.counts is not None
         return [self.counts.furthest_behind(aims)] if aims else []
@@ -170,17 +146,10 @@ class Drawing:
             )
         return held.aims
 
-    def _planned(self) -> tuple[Plan, Places]:
-        """Return the plan at the index, and which component each of its own is."""
-        if self._is_in_piece():
-            return self.pieces[0].plan, self.pieces[0].places
+    @property
+    def _own(self) -> tuple[Plan, Places]:
+        """The plan of the mixture, and which component each of that is."""
         return self.mix.plan, range(len(self.parts))
-
-    def _is_in_piece(self) -> bool:
-        """Return true if elements are drawn under an earlier plan."""
-        if self.pieces and self.pieces[0].stop <= self.index:
-            self.pieces = tuple([piece for piece in self.pieces if piece.stop > self.index])
-        return bool(self.pieces)
 
     def _without_ended(self, planned: tuple[Plan, Places]) -> tuple[Plan, Places]:
         ended = None if self.counts is None or self.mix.stop != "all" else self.counts.ended
@@ -193,16 +162,6 @@ class Drawing:
             found = plan.only([plan.names[i] for i in kept]), [places[i] for i in kept]
             self._left = left = plan, len(ended), found
         return left[2]
-
-    def _turn_again(self) -> int | None:
-        """Return whose element is drawn again, the complement if it is left out; ``None``: of none
-        that is there.
-        """
-        assert self.again is not None
-        turn = self.again[0].at(self.index)
-        if turn is None or self.mix.stop != "all" or self.counts is None:
-            return turn
-        return None if max(turn, ~turn) in self.counts.ended else turn
 
     # What has happened.
 
@@ -218,11 +177,8 @@ class Drawing:
                 raise
             if length:
                 then = None if self._asked is None else self._asked.then
-                aims = self._aims(*self._without_ended(then or self._planned()))
-        is_again = self.again is not None and self.index < self.again[0].stop
-        is_left_out = is_again and self._turn_again() == ~i
-        if self._asked is not None:
-            is_left_out = self._asked.leaves_out()
+                aims = self._aims(*self._without_ended(then or self._own))
+        is_left_out = self._asked is not None and self._asked.leaves_out()
         self.index += 1
         self._enter(i, part, length, DRAWN, aims)
         return is_left_out

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from gristmill.dataset.engine.stream import Pos
 from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
-from gristmill.dataset.mixtures.pieces import Piece
-from gristmill.dataset.states.turns import DrawLog
 
 # What happened at an entry of a log.
 DRAWN, ENDED, RESTARTED, LAST = range(4)
@@ -22,17 +20,12 @@ class Standing(NamedTuple):
         num_asked: how often a component was asked for an element.
         has_ended: no more elements follow.
         counts: what was drawn of each component; ``None``: it follows from the index.
-        pieces: positions that are drawn under earlier plans, of states from before there were
-            records of choices.
-        again: draws that are repeated one by one, of such states, and the same as it was saved.
     """
 
     parts: tuple[Pos, ...]
     num_asked: int = 0
     has_ended: bool = False
     counts: DrawCounts | None = None
-    pieces: tuple[Piece, ...] = ()
-    again: tuple[DrawLog, Any] | None = None
 
     def after(self, log: Sequence[Any]) -> Standing:
         """Return where the mixture is after the entries of a log, of which there is at least
@@ -47,7 +40,7 @@ class Standing(NamedTuple):
             if counts is not None:
                 count_entry(counts, i, length, kind, aims)
         frozen = None if counts is None else counts.frozen()
-        return Standing(tuple(parts), log[-1][2], has_ended, frozen, self.pieces, self.again)
+        return Standing(tuple(parts), log[-1][2], has_ended, frozen)
 
 
 def count_entry(counts: RunningCounts, i: int | None, length: int, kind: int, aims: Any) -> None:

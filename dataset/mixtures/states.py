@@ -9,12 +9,10 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
 from gristmill.dataset.engine.draws import ELEMENT, needed
 from gristmill.dataset.mixtures.draw_counts import DrawCounts
-from gristmill.dataset.mixtures.pieces import Piece, pieces_of, turns_in
-from gristmill.dataset.mixtures.plans import plan_of
+from gristmill.dataset.mixtures.plans import Plan, plan_of
 from gristmill.dataset.mixtures.standing import Standing
-from gristmill.dataset.states.mixtures import DRAWN, FORGOTTEN, OWN
-from gristmill.dataset.states.turns import TURNS
-from gristmill.dataset.states.values import copied
+from gristmill.dataset.states.mixtures import OWN
+from gristmill.dataset.states.refilling import refuse_refilling
 
 if TYPE_CHECKING:
     from gristmill.dataset.mixtures.stream import Mix
@@ -30,14 +28,6 @@ def saved(mix: Mix, at: Standing) -> Any:
     state = {"parents": states, "index": at.num_asked, "stop": at.has_ended}
     if mix.names is not None and (mix.key or at.counts is not None):
         state[OWN] = mix.own.copy()  # Grain ignores the entry
-    pieces = [piece for piece in at.pieces if piece.stop > at.num_asked]
-    if pieces:
-        state[DRAWN] = [[piece.stop, piece.plan.described()] for piece in pieces]
-        names = [zip(piece.plan.names, piece.places, strict=True) for piece in pieces]
-        if forgotten := sorted({name for pairs in names for name, place in pairs if place is None}):
-            state[FORGOTTEN] = forgotten
-    if at.again is not None and at.num_asked < at.again[0].stop:
-        state[TURNS] = copied(at.again[1])
     if at.counts is not None:
         state.update(at.counts.saved(mix.plan.names))
     return state
@@ -52,15 +42,11 @@ def loaded(mix: Mix, state: Any) -> Standing:
     states = state_field(state, "parents", mix)
     index = state_count(state, "index", mix)
     has_ended = state_flag(state, "stop", mix)
-    pieces: tuple[Piece, ...] = ()
-    again = None
     if mix.names is None:
         states = state_list(state, "parents", mix, len(mix.parents), "the number of datasets")
     else:
         states = _states_by_name(states, mix.names, mix)
-        pieces = pieces_of(state, mix.plan, mix, follows=mix.follows)
-        turns = turns_in(state, mix.names, mix)
-        again = None if turns is None else (turns, copied(state[TURNS]))
+        _check_plan(state, mix.plan, mix)
         if mix.stop == "all" and _NEW in states:  # new components follow those that have ended
             has_ended = False
     counts = counts_in(mix, state, index)
@@ -69,7 +55,29 @@ def loaded(mix: Mix, state: Any) -> Standing:
         parent.start() if s is _NEW else parent.load(s)
         for parent, s in zip(parents, states, strict=True)
     ]
-    return Standing(tuple(parts), index, has_ended, counts, pieces, again)
+    return Standing(tuple(parts), index, has_ended, counts)
+
+
+def _check_plan(state: Mapping[str, Any], own: Plan, owner: object) -> None:
+    """Raise ``StateMismatchError`` if the state is of a mixture of another plan, and a stage
+    downstream that has no record of choices would get other elements by that.
+    """
+    described = own.described()
+    saved = state.get(OWN, described)
+    try:
+        then = saved if saved == described else plan_of(saved).described()
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise StateMismatchError(
+            f"{OWN} in the state of {owner} must be a mapping of names to non-negative integers, or"
+            f" what describes a schedule, got {shown(saved)}"
+        ) from error
+    names = {str(name) for name in state["parents"]}
+    if names != set(own.names):
+        refuse_refilling(
+            owner, f"other components ({shown([*own.names])}, not {shown(sorted(names))})"
+        )
+    if then != described:
+        refuse_refilling(owner, f"other weights ({shown(described)}, not {shown(saved)})")
 
 
 def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | None:

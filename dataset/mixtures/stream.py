@@ -24,7 +24,6 @@ from gristmill.dataset.errors.context import add_before
 from gristmill.dataset.mixtures.draw_counts import DrawCounts
 from gristmill.dataset.mixtures.drawing import Drawing
 from gristmill.dataset.mixtures.expecting import expect, weigh
-from gristmill.dataset.mixtures.pieces import Piece
 from gristmill.dataset.mixtures.plans import PatternPlan, Plan
 from gristmill.dataset.mixtures.standing import DRAWN, Standing
 from gristmill.dataset.mixtures.states import check_draw, counts_by_name, counts_in, loaded, saved
@@ -115,11 +114,11 @@ class Mix(Stream):
 
     def index_of(self, pos: Pos) -> int:
         at = self.standing(pos)
-        self._check_index(at.pieces)
+        self._check_index()
         return at.num_asked - at.has_ended  # the last one was asked for in vain
 
     def at_index(self, index: int) -> Pos:
-        self._check_index(())
+        self._check_index()
         nums = self.plan.counts(index)
         parts = tuple(
             [parent.at_index(num) for parent, num in zip(self.parents, nums, strict=True)]
@@ -135,9 +134,9 @@ class Mix(Stream):
             0,
         )
 
-    def _check_index(self, pieces: Sequence[Piece]) -> None:
+    def _check_index(self) -> None:
         check_no_gaps(self)
-        if not self.follows or pieces:
+        if not self.follows:
             raise NotImplementedError(
                 f"{self} has no index for its elements: what it draws does not follow from their"
                 " number"
