@@ -33,8 +33,6 @@ MAX_FILES = 64  # that a description names
 _MAX_RECORDS = 16  # of a list whose records are shown in place of their number,
 _MAX_LIST = 100  # if they are not longer
 _NOT_COMPARED = ("parents", "components", "source_files")  # by themselves
-# stages of the library's own, in earlier checkpoints
-_ONCE_DESCRIBED = ("TriedDatasetIterator", "TriedMapDataset")
 _NOTHING = object()
 
 
@@ -218,12 +216,6 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
         StateMismatchError: names the first stage, from the output upwards, that differs, with both
             values.
     """
-    while (
-        isinstance(saved, dict)
-        and saved.get("stage") in _ONCE_DESCRIBED
-        and len(saved.get("parents", ())) == 1
-    ):
-        saved = saved["parents"][0]
     if not isinstance(saved, dict):
         raise StateMismatchError(
             f"the description of a stage in a checkpoint must be a JSON object, got {shown(saved)}"
