@@ -13,7 +13,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.draws import count_in
-from gristmill.dataset.engine.members import Member, Members
+from gristmill.dataset.engine.members import Member, Members, may_count_faults
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.states.values import CycleState, copied
 
@@ -89,10 +89,10 @@ class Interleave(Stream):
         length: the number of slots.
     """
 
-    makes_choices = True  # members may, and their keys begin with that of this stage
+    # members may choose, and their keys begin with that of this stage
+    opens_members = makes_choices = True
     work_category = "preprocessing"
-    _cell: Cell | None = None  # of the last run
-    _pos: Pos = None  # of the next one, without a cell
+    _cell: Cell | None = None  # of the last run, or without one the position ``_pos`` of the next
 
     def __init__(self, stage: Any, members: Members, length: int) -> None:
         super().__init__(stage)
@@ -269,6 +269,9 @@ class Interleave(Stream):
     def kind(self, index: int) -> tuple[Any, ...]:
         return Interleave, self.length
 
+    def faults_in(self, pos: Pos) -> Any:
+        return pos if self.members.may_count else pos[-1].totals
+
     def load(self, state: Any) -> Pos:
         cycle = parsed(state, self)
         before = self.members.numbers
@@ -283,11 +286,8 @@ class Interleave(Stream):
         self.members.close_but({i for i, value in pairs if value is not None})
         flags = tuple([SAID_TO_HAVE_ENDED if flag else RUNNING for flag in cycle.exhausted])
         slots = Slots(cycle.num_opened, tuple(cycle.indices), flags, cycle.future_states, totals)
-        return self._moved_to((tuple(now), (), 0, cycle.slot, slots))
-
-    def _moved_to(self, pos: Pos) -> Pos:
-        self._cell, self._pos = None, pos
-        return pos
+        self._cell, self._pos = None, (tuple(now), (), 0, cycle.slot, slots)
+        return self._pos
 
     def index_of(self, pos: Pos) -> int:
         stream = self._only("know the index of its next element")
@@ -296,7 +296,8 @@ class Interleave(Stream):
 
     def at_index(self, index: int) -> Pos:
         part = self._only("jump to an index").at_index(index)
-        return self._moved_to(((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {}, {})))
+        self._cell, self._pos = None, ((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {}, {}))
+        return self._pos
 
     def has_gaps(self) -> bool:
         return self.members.num == 1 and self._only().has_gaps()
@@ -379,7 +380,7 @@ def totals_after(end: Pos, records: Records, owner: Interleave) -> Mapping[int, 
 def total_of(members: Members, index: int, end: Pos, records: Records = ()) -> Total | None:
     """Return the faults of a member that is at ``end``; ``None`` if it counts none."""
     stream = members[index].stream
-    if not _may_count(stream):
+    if not may_count_faults(stream):
         return None
     pos = stream.next_epoch(end, records)
     return Total(index, stream.kind(index), pos) if _counts(stream, pos) else None
@@ -428,11 +429,6 @@ def begun(index: int, member: Member, slots: Slots, slot: int) -> tuple[Pos, Slo
         if total.kind == kind:
             return member.stream.next_epoch(total.pos), slots.without_total(slot, kind)
     return member.first, slots
-
-
-def _may_count(stream: Stream) -> bool:
-    is_one = stream.counts_faults or isinstance(stream, Interleave)
-    return is_one or any(map(_may_count, stream.parents))
 
 
 def _counts(stream: Stream, pos: Pos) -> bool:

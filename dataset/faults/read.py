@@ -187,7 +187,6 @@ class ReadOutcomes(Read):
         self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self.tolerances)}
         pairs = [(node, num) for node in self.outcomes.stages for num in (1, len(ds))]
         self._is_even = all([num_drawn(ds, node, num) == num for node, num in pairs])
-        self._num_written = 0  # indices of all epochs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         cell.end_block()
@@ -322,9 +321,8 @@ class ReadOutcomes(Read):
 
     def _report(self, at: _At, choice: Choice) -> None:
         """Log faults, and tell an observer."""
-        if self.ctx.lender is not None or at.place < self._num_written:
+        if self.ctx.lender is not None or self.is_logged(at.place):
             return
-        self._num_written = at.place + 1
         for slot, tolerance in enumerate(self.tolerances):
             skipped = skipped_of(choice, slot)
             if skipped:

@@ -44,7 +44,6 @@ class SkipFailed(Stream):
         super().__init__(stage, parent)
         self.tolerance = tolerance
         self.tracing = tracing
-        self._num_written = 0  # outputs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         while True:
@@ -193,8 +192,7 @@ class SkipFailed(Stream):
             if counts is not None and (asked := cell.choices.num_since(counts)):
                 choice["asked"] = asked
             cell.choices.note(self.key, choice)
-        if self.ctx.lender is None and tried >= self._num_written:
-            self._num_written = tried + 1
+        if self.ctx.lender is None and not self.is_logged(tried):
             self.tolerance.write([fault])
             self.tell_faults(self.tolerance.limits.name, 1)
         cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped])

@@ -23,7 +23,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import Length, Unknown, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import spec_of
+from gristmill.dataset.bases.node import spec_of, tolerates
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import number_choosers
@@ -302,6 +302,7 @@ class InterleaveDatasetIterator(StreamIterator[T]):
         members = Members(opener, len(opener.datasets), num_threads, num_ahead)
         self._opener = opener
         super().__init__(stage, [], partial(Interleave, members=members, length=cycle_length))
+        self._gm_counts_faults = tolerates(stage)  # after the last element, too
 
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
