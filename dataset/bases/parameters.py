@@ -123,5 +123,5 @@ NONE = Parameters()
 
 def parameters_of(stage: Any) -> Any:
     """The parameters of a dataset or iterator; empty if they are unknown, as of users' classes."""
-    found = getattr(stage, "_gm_parameters", NONE)
-    return found if isinstance(found, Parameters) else NONE
+    found: Parameters = stage._gm_parameters
+    return found
