@@ -232,8 +232,7 @@ class Probe:
         self.reads_ahead = False  # by threads, a dataset by index
         self.takes_indices = not hasattr(stage, "__next__")
         self.drops = category != "prefetch" and (
-            getattr(stage, "_gm_drops", False)
-            or getattr(getattr(stage, "_gm_engine", None), "flow", "") == "dropping"
+            stage._gm_drops or getattr(getattr(stage, "_gm_engine", None), "flow", "") == "dropping"
         )
         self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
         self.num_threads: int | None = None  # that may compute its elements ahead
@@ -250,14 +249,10 @@ class Probe:
 
 
 def _source_name(stage: Any) -> str | None:
-    source = getattr(stage, "_gm_source", None)
+    source = stage._gm_source
     while isinstance(source, DatasetNode):  # in place of a source
         source = next(
-            (
-                getattr(node, "_gm_source", None)
-                for node in ancestors(source)
-                if not parents_of(node)
-            ),
+            (node._gm_source for node in ancestors(source) if not parents_of(node)),
             None,
         )
     return None if source is None else type(source).__name__

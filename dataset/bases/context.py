@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from gristmill.core.options import DatasetOptions
 from gristmill.core.value import Value
@@ -56,6 +56,8 @@ class IteratorContext:
 
     options: DatasetOptions = _NONE_GIVEN
     numbers: Numbers = ALL_NUMBERS
+    # Of pipelines that may be opened again: see ``Stream.is_logged``.
+    logged: ClassVar[dict[str, int] | None] = None
     # called with every iterator that joins, if set
     joined: Callable[[Any], None] | None = field(default_factory=watcher)
     num_processes: int = 1  # that share what the options allow
@@ -112,6 +114,7 @@ class ComponentContext(IteratorContext):
 
     def __init__(self, outer: IteratorContext, options: DatasetOptions | None = None) -> None:
         self.outer = outer
+        self.logged = {} if outer.logged is None else outer.logged  # type: ignore[misc]
         self.joined = outer.joined
         self._own = options or DatasetOptions()
 

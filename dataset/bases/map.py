@@ -82,7 +82,8 @@ class MapDataset(
     _gm_migration_hints = OF_MAP_DATASETS
     _gm_parents: tuple[MapDataset[Any], ...] = ()
     _gm_current_instrument: Instrument | None = None  # of an object of a user's class
-    _gm_reads_blocks = False  # whether it asks its reader for blocks that are kept (see ``kept``)
+    # over other parents, since it keeps something that follows from them
+    _gm_is_rebuilt: ClassVar = False
     # True if each element is made of the parent's element at the same index, and of nothing else.
     _gm_keeps_indices: ClassVar[bool] = False
     # true if its function gets the index of each element, or random numbers for it
@@ -149,12 +150,12 @@ class MapDataset(
     @cached
     def _gm_draws_many(self) -> bool:
         """True if a source upstream reads several records in one call."""
-        return any([getattr(node, "_gm_reads_many", False) for node in ancestors(self)])
+        return any([node._gm_reads_many for node in ancestors(self)])
 
     @cached
     def _gm_draws_blocks(self) -> bool:
         """True if something upstream reads blocks, of which more elements will come."""
-        return any([getattr(node, "_gm_reads_blocks", False) for node in ancestors(self)])
+        return any([node._gm_reads_blocks for node in ancestors(self)])
 
     @property
     def _gm_reads_once(self) -> bool:
@@ -171,7 +172,7 @@ class MapDataset(
     def _gm_is_mixed_in_lanes(self) -> bool:
         # Stages that look at elements one by one, and those that group or repeat them, are applied
         # to a lane.
-        can_be_over_lane = self._gm_keeps_indices or getattr(self, "_gm_is_made_anew", False)
+        can_be_over_lane = self._gm_keeps_indices or self._gm_is_rebuilt
         is_one_of_ours = can_be_over_lane and len(self._gm_parents) == 1 and is_of_library(self)
         return is_one_of_ours and self._gm_parents[0]._gm_is_mixed_in_lanes
 
@@ -276,8 +277,6 @@ class MapDataset(
 class BlockMapDataset(MapDataset[T]):
     """The base of our own stages, which define ``_gm_items``."""
 
-    # over other parents, since it keeps something that follows from them
-    _gm_is_made_anew: ClassVar = False
     _reports: Reports | None = None  # takes faults that are tolerated, of a copy for one reader
 
     @abc.abstractmethod
@@ -297,7 +296,7 @@ class BlockMapDataset(MapDataset[T]):
         )
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
-        if self._gm_is_made_anew:
+        if self._gm_is_rebuilt:
             remake: Any = type(self)
             new: MapDataset[T] = remake(replaced(self._gm_parent), **self._gm_parameters.as_dict())
             return new

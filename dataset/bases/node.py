@@ -31,6 +31,8 @@ class Node:
     _gm_parameters: Parameters = NONE  # what it was made with, but its parents
     # Those that are given at this point of the pipeline.
     _gm_own_options: DatasetOptions | None = None
+    _gm_drops = False  # whether this step may drop elements of its parent
+    _gm_source: Any = None  # that it reads
 
     # Users' classes may read these, as in Grain, and may use the names for something else.
     _stats = STATS  # to report to
@@ -81,6 +83,26 @@ class Node:
         return parameters_of(self).described()
 
     @property
+    def _gm_source_files(self) -> list[str] | None:
+        """Texts that distinguish the files of its source."""
+        return None
+
+    @property
+    def _gm_component_names(self) -> Sequence[str] | None:
+        """Of a mixture, if its components have names."""
+        return None
+
+    @property
+    def _gm_components(self) -> Mapping[str, Any] | None:
+        """The iterators of these components, for descriptions."""
+        return None
+
+    @property
+    def _gm_stage_name(self) -> str | None:
+        """Its name in checkpoints; ``None``: elements and states are as without it."""
+        return type(self).__name__
+
+    @property
     def _gm_class_name(self) -> str:
         """The name of its class, as users know it."""
         return type(self).__name__
@@ -102,12 +124,12 @@ class DatasetNode(Node):
         Mapping[str, str]
     ] = {}  # by name, for attributes of other libraries
     _gm_seed_point: int | None = None  # the seed given at this point of the pipeline
-    _gm_drops = False  # whether this stage may drop elements of its parent
     # Whether it counts in the distance of a seed (what does not has one parent).
     _gm_adds_step = True
     _gm_is_share = False  # whether it is a worker's part of its parent
     _gm_mixes_over: int | None = None  # elements among which it mixes, where these are not all
     _gm_starts_workers = False  # whether its iterators start processes
+    _gm_reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
     # attributes that worker threads do not copy (see ``thread_payload``)
     _gm_shared_by_threads: ClassVar[tuple[str, ...]] = ()
     _gm_makes_batches = False  # whether an element has a row for each of those that it is made of
@@ -171,6 +193,16 @@ class DatasetNode(Node):
         """True if its stream makes choices (see ``engine.choices``), besides those of
         ``_gm_tolerance``.
         """
+        return False
+
+    @property
+    def _gm_opens_unknown(self) -> bool:
+        """True if a function makes datasets when it opens them."""
+        return False
+
+    @property
+    def _gm_reads_many(self) -> bool:
+        """True if it reads several records of a source in one call."""
         return False
 
     @property
@@ -330,10 +362,10 @@ def tolerances(ds: Any) -> list[Any]:
 
 def tolerates(ds: Any) -> bool:
     """Return true if a stage of ``ds`` or upstream tolerates faults, or one of a dataset that it
-    opens.
+    opens may do so.
     """
     nodes = [*ancestors(ds)]
-    if any([node._gm_tolerance is not None for node in nodes]):
+    if any([node._gm_tolerance is not None or node._gm_opens_unknown for node in nodes]):
         return True
     opened = [x for node in nodes for x in node._gm_draws_from if not node._gm_parents]
     return any([tolerates(x) for x in opened])

@@ -125,5 +125,5 @@ def parameters_of(stage: Any) -> Any:
     """Returns the parameters of a dataset or iterator; empty if they are unknown, as of users'
     classes.
     """
-    found = getattr(stage, "_gm_parameters", NONE)
-    return found if isinstance(found, Parameters) else NONE
+    found: Parameters = stage._gm_parameters
+    return found

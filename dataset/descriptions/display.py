@@ -104,9 +104,7 @@ def component_names(stage: Any) -> list[str] | None:
     """Returns the names of the inputs of a mixture, dataset or iterator, if its components have
     names.
     """
-    names = getattr(stage, "_gm_component_names", None) or getattr(
-        getattr(stage, "_stage", None), "_gm_component_names", None
-    )
+    names = stage._gm_component_names
     return None if not names else [one_line(str(name), _MAX_NAME) for name in names]
 
 
@@ -177,11 +175,7 @@ def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
 def _stage_text(stage: Any) -> str:
     """Returns the name of a stage and its parameters."""
     kind = type(stage)
-    if (
-        not stage._gm_shows_chain
-        and not _inputs(stage)
-        and not file_paths(getattr(stage, "_gm_source", None))
-    ):
+    if not stage._gm_shows_chain and not _inputs(stage) and not file_paths(stage._gm_source):
         return without_addresses(one_line(_answer(lambda: repr(stage), kind.__name__), _MAX_LINE))
     text = stage_name(stage)
     found: dict[str, Any] = _answer(lambda: stage._gm_described_parameters, {})

@@ -33,8 +33,6 @@ MAX_FILES = 64  # that a description names
 _MAX_RECORDS = 16  # of a list whose records are shown in place of their number,
 _MAX_LIST = 100  # if they are not longer
 _NOT_COMPARED = ("parents", "components", "source_files")  # by themselves
-# stages of the library's own, in earlier checkpoints
-_ONCE_DESCRIBED = ("TriedDatasetIterator", "TriedMapDataset")
 _NOTHING = object()
 
 
@@ -42,7 +40,7 @@ def describe(node: Any) -> dict[str, Any]:
     """Return the stage of a dataset or iterator, its parameters, and the same of everything
     upstream; JSON-able.
     """
-    name = getattr(node, "_gm_stage_name", type(node).__name__)
+    name = node._gm_stage_name
     upstream = node._gm_described_upstream
     if name is None:  # the same elements and states as without this stage
         return describe(upstream[0])
@@ -55,10 +53,10 @@ def describe(node: Any) -> dict[str, Any]:
     description.update(
         {name: as_json(value) for name, value in node._gm_described_parameters.items()}
     )
-    files = getattr(node, "_gm_source_files", None)
+    files = node._gm_source_files
     if files is not None:
         description["source_files"] = few_files(files, MAX_FILES)
-    components = getattr(node, "_gm_components", None)
+    components = node._gm_components
     if components is not None:
         return {
             **description,
@@ -134,7 +132,7 @@ def source_files(source: Any) -> list[str] | None:
     ``None`` if there is nothing of the kind: then the text of a source identifies it.
     """
     if isinstance(source, DatasetNode):
-        found = [getattr(node, "_gm_source_files", None) for node in source_first(source)]
+        found = [node._gm_source_files for node in source_first(source)]
         return [text for files in found if files is not None for text in files] or None
     files = getattr(source, "described_files", None)
     return files() if callable(files) else None
@@ -224,12 +222,6 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
         StateMismatchError: names the first stage, from the output upwards, that differs, with both
             values.
     """
-    while (
-        isinstance(saved, dict)
-        and saved.get("stage") in _ONCE_DESCRIBED
-        and len(saved.get("parents", ())) == 1
-    ):
-        saved = saved["parents"][0]
     if not isinstance(saved, dict):
         raise StateMismatchError(
             f"the description of a stage in a checkpoint must be a JSON object, got {shown(saved)}"

@@ -90,6 +90,7 @@ class StreamBlocks:
         self._saves_anywhere = self._stream.saves_anywhere()
         self.growing = Growing()
         self.stopped: BaseException | None = None
+        self._is_at_end = False  # of the stream, which a run has met
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         """Return up to ``n`` elements, the states after them, and what came instead of the next
@@ -111,20 +112,21 @@ class StreamBlocks:
         """Put up to ``n`` elements into ``block``, each when it is computed; return what came
         instead of the next one.
         """
-        is_at_end = [False]
+        if self._is_at_end:  # another run would not know the choices after the last element
+            return self._end()
         try:
             # Without the GIL, ``extend`` would hold the lock of the list until the last element.
-            deque(map(block.elements.append, self._until_late(after, n, is_at_end)), maxlen=0)
+            deque(map(block.elements.append, self._until_late(after, n)), maxlen=0)
         except Exception as error:
             return self._arrived(error)
         except BaseException as error:
             return error
-        return self._end() if is_at_end[0] and not block.elements else None
+        return None if block.elements or not self._is_at_end else self._end()
 
     def _end(self) -> StopIteration:
         return StopIteration(snapshot(self._it)) if self._it._gm_counts_faults else StopIteration()
 
-    def _until_late(self, after: list[Any], n: int, is_at_end: list[bool]) -> Iterator[Any]:
+    def _until_late(self, after: list[Any], n: int) -> Iterator[Any]:
         it, deadline = self._it, time.perf_counter() + _BLOCK_SECONDS
         run = it.run()
         if self._saves_anywhere:
@@ -135,9 +137,9 @@ class StreamBlocks:
             yield (x, x := None)[0]
             if time.perf_counter() > deadline:
                 return
-        is_at_end[0] = len(after) < n
-        if is_at_end[0]:
+        if len(after) < n:
             it.commit()
+            self._is_at_end = True
 
     def each(self) -> Generator[Fetched, None, None]:
         """Return the next elements, each computed when it is requested, as long as nothing else

@@ -30,7 +30,6 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.engine.draws import Delivery, Draw, SavedDraws, count_in, names_lost, needed
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
-from gristmill.dataset.states.draw_log import DrawLog
 from gristmill.dataset.states.replaying import replaying
 from gristmill.dataset.states.values import copied, given
 
@@ -428,13 +427,6 @@ class Replaying(Layer):
         assert self.choices is not None
         assert self.mixture is not None
         return self.choices.counts.get(self.mixture.key, 0) - 1
-
-    def is_gone(self, state: Any) -> bool:
-        """Return true if a state from before there were records says that the element that is held
-        is gone.
-        """
-        log = DrawLog.of(state, self)
-        return log is not None and log.last_is_gone
 
     def is_missing(self) -> bool:
         """Return true if the element that was held is gone: the parent has yielded another one

@@ -13,7 +13,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.draws import count_in
-from gristmill.dataset.engine.members import Member, Members
+from gristmill.dataset.engine.members import Member, Members, may_count_faults
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.states.values import CycleState, copied
 
@@ -31,7 +31,7 @@ class Total(NamedTuple):
 
     Attributes:
         member: its number.
-        kind: see ``kind_of``.
+        kind: see ``Stream.kind``.
         pos: where a member of the kind begins that continues to count.
     """
 
@@ -89,10 +89,10 @@ class Interleave(Stream):
         length: the number of slots.
     """
 
-    makes_choices = True  # members may, and their keys begin with that of this stage
+    # members may choose, and their keys begin with that of this stage
+    opens_members = makes_choices = True
     work_category = "preprocessing"
-    _cell: Cell | None = None  # of the last run
-    _pos: Pos = None  # of the next one, without a cell
+    _cell: Cell | None = None  # of the last run, or without one the position ``_pos`` of the next
 
     def __init__(self, stage: Any, members: Members, length: int) -> None:
         super().__init__(stage)
@@ -208,7 +208,7 @@ class Interleave(Stream):
             except Exception:
                 self.unopenable = index
                 raise
-        return begun(self.members[index], slots.put(slot, RUNNING), slot)
+        return begun(index, self.members[index], slots.put(slot, RUNNING), slot)
 
     def _pass(self, cell: Cell, now: tuple[Pos, ...], slot: int, slots: Slots) -> None:
         """Move past what failed in ``slot``: an element, or a dataset that cannot be opened."""
@@ -266,6 +266,12 @@ class Interleave(Stream):
     def saves_anywhere(self) -> bool:
         return False  # it opens members
 
+    def kind(self, index: int) -> tuple[Any, ...]:
+        return Interleave, self.length
+
+    def faults_in(self, pos: Pos) -> Any:
+        return pos if self.members.may_count else pos[-1].totals
+
     def load(self, state: Any) -> Pos:
         cycle = parsed(state, self)
         before = self.members.numbers
@@ -280,36 +286,30 @@ class Interleave(Stream):
         self.members.close_but({i for i, value in pairs if value is not None})
         flags = tuple([SAID_TO_HAVE_ENDED if flag else RUNNING for flag in cycle.exhausted])
         slots = Slots(cycle.num_opened, tuple(cycle.indices), flags, cycle.future_states, totals)
-        return self._moved_to((tuple(now), (), 0, cycle.slot, slots))
-
-    def _moved_to(self, pos: Pos) -> Pos:
-        self._cell, self._pos = None, pos
-        return pos
+        self._cell, self._pos = None, (tuple(now), (), 0, cycle.slot, slots)
+        return self._pos
 
     def index_of(self, pos: Pos) -> int:
-        self._check_single("know the index of its next element")
+        stream = self._only("know the index of its next element")
         (part,), _, slots = self._filled(pos)
-        stream = self._first()
         return stream.index_of(stream.load(part) if slots.ended[0] == ENDED else part)
 
     def at_index(self, index: int) -> Pos:
-        self._check_single("jump to an index")
-        part = self._first().at_index(index)
-        return self._moved_to(((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {}, {})))
+        part = self._only("jump to an index").at_index(index)
+        self._cell, self._pos = None, ((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {}, {}))
+        return self._pos
 
     def has_gaps(self) -> bool:
-        return self.members.num == 1 and self._first().has_gaps()
+        return self.members.num == 1 and self._only().has_gaps()
 
-    def _first(self) -> Stream:
-        """Return the stream of the first member."""
-        self.members.join(self.ctx, self.key)
-        return self.members[0].stream
-
-    def _check_single(self, ability: str) -> None:
+    def _only(self, ability: str = "") -> Stream:
+        """Return the stream of the only member."""
         if self.members.num != 1:
             raise NotImplementedError(
                 f"{self} does not {ability}: only an interleave of a single dataset does"
             )
+        self.members.join(self.ctx, self.key)
+        return self.members[0].stream
 
     # Resources, and what observers ask.
 
@@ -370,7 +370,7 @@ def totals_after(end: Pos, records: Records, owner: Interleave) -> Mapping[int, 
     numbers = [record.key.removeprefix(f"{owner.key}.").partition("/")[0] for record in records]
     for index in range(slots.num_opened, members.num):
         if str(index) in numbers:  # it began after ``end``
-            first, slots = begun(members[index], slots, slot := index % owner.length)
+            first, slots = begun(index, members[index], slots, slot := index % owner.length)
             slots = slots.with_total(slot, total_of(members, index, first, records))
     members.close_but(set())
     totals: Mapping[int, tuple[Total, ...]] = slots.totals
@@ -378,15 +378,12 @@ def totals_after(end: Pos, records: Records, owner: Interleave) -> Mapping[int, 
 
 
 def total_of(members: Members, index: int, end: Pos, records: Records = ()) -> Total | None:
-    """Return the faults of a member that is at ``end``.
-
-    ``None`` if it counts none, or not in a position that another stream understands.
-    """
+    """Return the faults of a member that is at ``end``; ``None`` if it counts none."""
     stream = members[index].stream
-    if not (_may_count(stream) and _is_understood(stream)):
+    if not may_count_faults(stream):
         return None
     pos = stream.next_epoch(end, records)
-    return Total(index, kind_of(stream), pos) if _counts(stream, pos) else None
+    return Total(index, stream.kind(index), pos) if _counts(stream, pos) else None
 
 
 def saved_totals(slots: Slots, members: Members) -> dict[str, list[Any]]:
@@ -418,40 +415,20 @@ def loaded_totals(state: Any, owner: Interleave) -> Mapping[int, tuple[Total, ..
                 f" dataset and its state, got {shown(given)}"
             )
         stream = members[member].stream
-        slots = slots.with_total(slot, Total(member, kind_of(stream), stream.load(first)))
+        slots = slots.with_total(slot, Total(member, stream.kind(member), stream.load(first)))
     return slots.totals
 
 
-def begun(member: Member, slots: Slots, slot: int) -> tuple[Pos, Slots]:
+def begun(index: int, member: Member, slots: Slots, slot: int) -> tuple[Pos, Slots]:
     """Return where a member begins that takes a slot, and the slots without the faults that it
     continues to count.
     """
-    kind = kind_of(member.stream)
-    for total in slots.totals.get(slot, ()) if member.is_new else ():
+    totals = slots.totals.get(slot, ()) if member.is_new else ()
+    kind = member.stream.kind(index) if totals else ()
+    for total in totals:
         if total.kind == kind:
-            return total.pos, slots.without_total(slot, kind)
+            return member.stream.next_epoch(total.pos), slots.without_total(slot, kind)
     return member.first, slots
-
-
-def kind_of(stream: Stream) -> tuple[Any, ...]:
-    """Return what two streams have in common that understand the positions of each other."""
-    if isinstance(stream, Interleave):
-        return Interleave, stream.length
-    return type(stream), *map(kind_of, stream.parents)
-
-
-def _is_understood(stream: Stream) -> bool:
-    """Return true if streams of the same kind understand its positions."""
-    if isinstance(stream, Interleave):
-        return True
-    if type(stream).saves_anywhere is not Stream.saves_anywhere:
-        return stream.saves_anywhere()
-    return all(map(_is_understood, stream.parents))
-
-
-def _may_count(stream: Stream) -> bool:
-    is_one = stream.counts_faults or isinstance(stream, Interleave)
-    return is_one or any(map(_may_count, stream.parents))
 
 
 def _counts(stream: Stream, pos: Pos) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int
-from gristmill.dataset.states.draw_log import packed, unpacked
 from gristmill.dataset.states.values import copied, given
 
 # components in the record of a state that were dropped, although elements of them are needed
@@ -22,6 +24,7 @@ DELIVERED = 1
 EXHAUSTED = 2  # the component had no element left
 END = 3  # the mixture ended
 _NUM_KINDS = 4
+_SHORT = 16  # numbers that are saved as they are
 
 
 class Draw(NamedTuple):
@@ -175,3 +178,27 @@ def needed(names: Sequence[str], owner: object) -> StateMismatchError:
         " which needs them. Keep them in the mixture, with the weight 0 in a Schedule, until these"
         " elements have come; then they can be dropped"
     )
+
+
+def packed(numbers: Iterable[int]) -> list[int] | str:
+    """Return the JSON-able form of numbers, short if there are many."""
+    found = [*numbers]
+    if len(found) <= _SHORT:
+        return found
+    return base64.b64encode(zlib.compress(np.array(found, "<i4").tobytes(), 1)).decode()
+
+
+def unpacked(packed: Any) -> Sequence[int]:
+    """Return the numbers that ``packed`` has made a form of."""
+    if isinstance(packed, str):
+        found: list[int] = np.frombuffer(
+            zlib.decompress(base64.b64decode(packed, validate=True)), "<i4"
+        ).tolist()
+        return found
+    numbers = (
+        [plain_int(number) for number in packed] if isinstance(packed, list | tuple) else [None]
+    )
+    integers = [number for number in numbers if number is not None]
+    if len(integers) < len(numbers):
+        raise TypeError("numbers must be a list of integers, or text")
+    return integers

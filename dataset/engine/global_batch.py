@@ -116,6 +116,8 @@ class GlobalBatch(Stream):
     is_restored = False  # a state was loaded
     # the parent's position before the steps that were read and not delivered
     _ahead_from: Pos = _UNKNOWN
+    # the parent's position after the last step, and what was read there, which fills no step
+    _rest: tuple[Pos, RowsOfStep] | None = None
     # The position at which it was last found out how many steps follow, and the one with the
     # answer.
     _extended: tuple[Pos, Position] = _UNKNOWN, Position()
@@ -131,7 +133,7 @@ class GlobalBatch(Stream):
         self._num_parts = given.num_parts
         self._allocate: Allocate = BufferPool()
         self._ahead: deque[RowsOfStep] = deque()
-        self._reader = StepReader(parent, self.inner, self._num_parts)
+        self.reader = StepReader(parent, self.inner, self._num_parts)
         found = tolerances(stage)
         self.counts_faults = bool(found)
         self._budgets = lane_budgets(self, found)
@@ -141,7 +143,9 @@ class GlobalBatch(Stream):
         return self.parent.start(), Position()
 
     def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
-        return self.parent.next_epoch(end[0], records), Position()
+        rest = None if records else self._rest_after(end[0])
+        place = end[0] if rest is None else rest.after.place
+        return self.parent.next_epoch(place, records), Position()
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos[0]
@@ -150,10 +154,10 @@ class GlobalBatch(Stream):
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         here, at = Here(cell.pos[0]), cell.pos[1]
-        self._reader.choices = choices = None
+        self.reader.choices = choices = None
         if cell.choices is not None and self.parent.chooses:
-            self._reader.choices, choices = Choices(), cell.choices
-            self._reader.choices.restart(choices.to_come())
+            self.reader.choices, choices = Choices(), cell.choices
+            self.reader.choices.restart(choices.to_come())
             self._keep([], _UNKNOWN)
             self.inner.go_to(here.place)  # a live run may have asked before
         if self._budgets is not None and self._now is not cell.pos:
@@ -173,11 +177,7 @@ class GlobalBatch(Stream):
                 self.fail(error, self.inner)
                 raise
             next_at = self._after(at)
-            if self._budgets is not None:
-                self._now = step.after.place, next_at
-                exceeded = self._budgets.check(0, None, partial(self.save, self._now))
-                if exceeded is not None:
-                    raise exceeded
+            self._check_budgets(cell, step.after, next_at)
             if self._ahead:
                 self._ahead_from = _UNKNOWN
                 self._ahead.popleft()
@@ -188,8 +188,28 @@ class GlobalBatch(Stream):
             del step
             cell.pos = self._now = here.place, at
             yield (batch, batch := None)[0]
+        rest = self._rest_after(here.place)
+        if rest is not None:
+            if choices is not None:
+                choices.add(rest.made)
+            if max(_num_rows(rest.parts)) <= 0:  # otherwise a smaller batch may follow
+                here = rest.after
+                self._check_budgets(cell, here, at)
         cell.past_failed = None
         cell.pos = self._now = here.place, at
+
+    def _rest_after(self, place: Pos) -> RowsOfStep | None:
+        """Return what was read after the last step, if that is at ``place``."""
+        rest = self._rest
+        return rest[1] if rest is not None and are_equal(rest[0], place) else None
+
+    def _check_budgets(self, cell: Cell, here: Here, at: Position) -> None:
+        """Raise an error if what was read until ``here`` exceeds the error budgets."""
+        if self._budgets is not None:
+            self._now = here.place, at
+            exceeded = self._budgets.check(0, None, partial(self.save, self._now))
+            if exceeded is not None:
+                raise exceeded
 
     def _after(self, at: Position) -> Position:
         return at.replaced(step=at.step + 1, rows=at.rows + self.given.rows_per_lane)
@@ -200,7 +220,7 @@ class GlobalBatch(Stream):
             self._ahead.clear()
         if self._ahead:
             return self._ahead[0]
-        step = self._reader.read(here)
+        step = self.reader.read(here)
         check_parts(self, step.parts, at)
         return step
 
@@ -212,7 +232,7 @@ class GlobalBatch(Stream):
                     self._with_horizon(here, at)  # raises again: hosts have to agree first
                     return
                 at = at.replaced(horizon=at.step + 1)
-            step = self._reader.pass_parts(here)
+            step = self.reader.pass_parts(here)
         if cell.choices is not None:
             cell.choices.add(step.made)
         cell.pos = self._now = step.after.place, self._after(at)
@@ -234,10 +254,15 @@ class GlobalBatch(Stream):
             horizon = at.step + length.num if isinstance(length, Exact) else _ENDLESS
             return at.replaced(horizon=horizon, is_last=True)
         if self._is_agreed:
-            return self._agree(here, at)
-        step = self._step(here)
-        self._keep([] if step is None else [step], here.place)
-        return at.replaced(horizon=at.step + (step is not None), is_last=step is None)
+            ahead, agreed = agree_on_steps(self, here)
+            self._keep(ahead[:agreed], here.place)
+            is_last = agreed < self.given.agree_every
+            return at.replaced(horizon=at.step + agreed, is_last=is_last)
+        step = self.reader.read(here)
+        is_step = self.is_step(step)
+        self._rest = None if is_step else (here.place, step)
+        self._keep([step] if is_step else [], here.place)
+        return at.replaced(horizon=at.step + is_step, is_last=not is_step)
 
     def _keep(self, steps: Sequence[RowsOfStep], place: Pos) -> None:
         """Keep steps that were read after ``place``."""
@@ -245,44 +270,10 @@ class GlobalBatch(Stream):
         self._ahead = deque(steps)
         self._ahead_from = place
 
-    def _step(self, here: Here) -> RowsOfStep | None:
-        """Return a step of the parent; ``None`` if its lanes cannot fill one."""
-        step = self._reader.read(here)
-        counts = [num for counts in _counts(step.parts) for num in counts]
-        is_step = max(counts) > 0 if self._pads else min(counts) == self.given.rows_per_lane
-        return step if is_step else None
-
-    def _agree(self, first: Here, at: Position) -> Position:
-        """Read steps ahead and ask all hosts how many they have. One that fails counts, and fails
-        again in its turn.
-        """
-        every, agree = self.given.agree_every, self.given.agree
-        ahead: list[RowsOfStep] = []
-        num, here, has_failed = 0, first, False
-        while num < every:
-            try:
-                step = self._step(here)
-            except Exception:
-                here, has_failed = self._reader.pass_parts(here).after, True
-            else:
-                if step is None:
-                    break
-                here = step.after
-                if not has_failed:
-                    ahead.append(step)
-            num += 1
-        agreed = as_int(
-            "the number that agree returns",
-            agree(num, largest=True) if self._pads else agree(num),
-            minimum=0,
-        )
-        if not (num <= agreed <= every if self._pads else agreed <= num):
-            raise ValueError(
-                f"agree must return the {'largest' if self._pads else 'smallest'} of the numbers of"
-                f" all hosts, got {agreed}: this host has {num}, of {every} asked for"
-            )
-        self._keep(ahead[:agreed], first.place)
-        return at.replaced(horizon=at.step + agreed, is_last=agreed < every)
+    def is_step(self, step: RowsOfStep) -> bool:
+        """Return true if the lanes fill a step with what was read."""
+        counts = _num_rows(step.parts)
+        return max(counts) > 0 if self._pads else min(counts) == self.given.rows_per_lane
 
     def _batch(self, parts: list[Part]) -> Any:
         size, batch_fn = self.given.rows_per_lane, self.given.batch_fn
@@ -293,7 +284,7 @@ class GlobalBatch(Stream):
         batch = rows if stacks else batch_fn(rows)
         if not self._pads:
             return batch
-        counts = np.array([num for counts in _counts(parts) for num in counts])
+        counts = np.array(_num_rows(parts))
         return batch, (np.arange(size) < counts[:, None]).ravel()
 
     # Positions and states.
@@ -371,6 +362,39 @@ class GlobalBatch(Stream):
         self.parent.allocate_with(allocate)
 
 
+def agree_on_steps(stream: GlobalBatch, first: Here) -> tuple[list[RowsOfStep], int]:
+    """Read steps ahead and ask all hosts how many they have; return these steps, and how many all
+    hosts make. A step that fails counts, and fails again in its turn.
+    """
+    given, reader = stream.given, stream.reader
+    every, agree, pads = given.agree_every, given.agree, given.end == "pad"
+    ahead: list[RowsOfStep] = []
+    num, here, has_failed = 0, first, False
+    while num < every:
+        try:
+            step = reader.read(here)
+        except Exception:
+            here, has_failed = reader.pass_parts(here).after, True
+        else:
+            if not stream.is_step(step):
+                break
+            here = step.after
+            if not has_failed:
+                ahead.append(step)
+        num += 1
+    agreed = as_int(
+        "the number that agree returns",
+        agree(num, largest=True) if pads else agree(num),
+        minimum=0,
+    )
+    if not (num <= agreed <= every if pads else agreed <= num):
+        raise ValueError(
+            f"agree must return the {'largest' if pads else 'smallest'} of the numbers of"
+            f" all hosts, got {agreed}: this host has {num}, of {every} asked for"
+        )
+    return ahead, agreed
+
+
 class GlobalBatchIterator(StreamIterator[T]):
     """The iterator of ``global_batch``.
 
@@ -402,9 +426,7 @@ def check_parts(stream: GlobalBatch, parts: list[Part], at: Position) -> None:
     size, pads = given.rows_per_lane, given.end == "pad"
     if pads and not ds.is_computed:
         return  # hosts have agreed on the greatest number of steps
-    for lane, num in zip(
-        given.lanes, [num for counts in _counts(parts) for num in counts], strict=True
-    ):
+    for lane, num in zip(given.lanes, _num_rows(parts), strict=True):
         length = ds.lane_lengths[lane]
         expected = (
             min(size, max(0, length.num - at.rows)) if pads and isinstance(length, Exact) else size
@@ -420,8 +442,9 @@ def check_parts(stream: GlobalBatch, parts: list[Part], at: Position) -> None:
             )
 
 
-def _counts(parts: list[Part]) -> list[tuple[int, ...]]:
-    return [counts for _, counts in parts]
+def _num_rows(parts: list[Part]) -> list[int]:
+    """Return the number of rows of each lane."""
+    return [num for _, counts in parts for num in counts]
 
 
 def _leaving_out(ds: GlobalBatchIterDataset[Any]) -> str:

@@ -14,8 +14,8 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.permutation import shuffled_order
 from gristmill.core.state import shown, state_count
 from gristmill.dataset.engine.choices import Choices, Records, Replaying
+from gristmill.dataset.engine.draws import packed, unpacked
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.states.draw_log import DRAW_LOG, DrawLog, packed, unpacked
 from gristmill.dataset.states.values import given
 
 _GONE: Any = object()  # in the place of an element of a component that was dropped
@@ -49,8 +49,6 @@ class Window(Replaying):
     def save_layer(self, pos: Pos) -> Any:
         *plain, sources = pos
         state = super().save_layer(tuple(plain))
-        if isinstance(sources, DrawLog):
-            return {**state, DRAW_LOG: sources.saved()}
         return {**state, _SOURCES: packed(sources)} if sources else state
 
     def load_layer(self, state: Any) -> Pos:
@@ -62,9 +60,6 @@ class Window(Replaying):
             )
         # Grain before 0.2.16 counted a window when it read the next one.
         number += "parent_exhausted" in state and taken == self.size
-        log = DrawLog.of(state, self)
-        if log is not None and not all(log.are_there()):
-            return start, number, taken, log
         try:
             return start, number, taken, tuple(unpacked(given(state.get(_SOURCES, ()))))
         except Exception:
@@ -118,9 +113,7 @@ class Window(Replaying):
         window: list[Any] = []
         self.inner.wanted = self.size
         try:
-            if isinstance(sources, DrawLog):
-                self._read_draw_log(window, sources)
-            elif self.choices is not None:
+            if self.choices is not None:
                 sources = self._read_choices(window, sources, self.choices)
             else:
                 window.extend(islice(self.parent.run(self.inner), self.size))
@@ -172,19 +165,6 @@ class Window(Replaying):
             found.append(num_asked() - 1)
         return () if found == [*range(num_asked())] else tuple(found)
 
-    def _read_draw_log(self, window: list[Any], log: DrawLog) -> None:
-        """Read a window of which a state from before there were records of choices says what is
-        gone.
-        """
-        run, are_there = self.parent.run(self.inner), log.are_there()
-        for is_there in are_there:
-            window.append(next(run, _GONE) if is_there else _GONE)
-        if are_there.count(True) > len([x for x in window if x is not _GONE]):
-            raise StateMismatchError(
-                f"the state of {self} says that {sum(are_there)} elements follow where its window"
-                " starts, but there are fewer: data have changed since"
-            )
-
     def _left(self, window: list[Any], number: int, taken: int) -> list[Any]:
         """Return the elements that follow in a window, the next one last."""
         if taken == len(window):  # the number is that of the next window
@@ -223,10 +203,6 @@ class Spread(Replaying):
         self.split = split
         self.with_nones = with_nones
         self._most = 0  # items of an element so far
-
-    def load_layer(self, state: Any) -> Pos:
-        before, taken = super().load_layer(state)
-        return before, 0 if self.is_gone(state) else taken
 
     def held(self, state: Any) -> str | None:
         num = state_count(state, "next_index_in_buffer", self)

@@ -218,7 +218,7 @@ class LaneRows(Stream):
         return None
 
     def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
-        if end is None:
+        if end is None and not records:
             return None
         return tuple([lane.rows.next_epoch(pos, records) for lane, pos in self._pairs(end)])
 
@@ -283,6 +283,9 @@ class LaneRows(Stream):
 
     def saves_anywhere(self) -> bool:
         return all([lane.rows.saves_anywhere() for lane in self._opened()])
+
+    def kind(self, index: int) -> tuple[Any, ...]:
+        return LaneRows, index
 
     def faults_in(self, pos: Pos) -> Any:
         return [lane.rows.faults_in(part) for lane, part in self._pairs(pos)]

@@ -51,6 +51,14 @@ class Member:
         self.cell = Cell(self.first)
 
 
+def may_count_faults(stream: Stream) -> bool:
+    """Return true if a stage upstream, or this one, counts faults, or a member of an interleave
+    may.
+    """
+    is_one = stream.counts_faults or stream.opens_members
+    return is_one or any(map(may_count_faults, stream.parents))
+
+
 class Members:
     """The datasets of an interleave that are open, by their numbers.
 
@@ -67,6 +75,7 @@ class Members:
     _finalizer: Any = None
     _reads_singly = False
     _had_chosen = False  # a member that is closed
+    may_count = False  # one that is or was open may count faults
     _ctx: IteratorContext
 
     def __init__(self, opener: Opener, num: int, num_threads: int, num_ahead: int) -> None:
@@ -108,6 +117,7 @@ class Members:
         member = Member(it, state)
         if self._reads_singly:
             member.stream.take_singly()
+        self.may_count |= may_count_faults(member.stream)
         self._open[index] = member
         self._unstarted.append(index)
 

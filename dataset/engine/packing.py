@@ -15,7 +15,6 @@ from gristmill.dataset.bases.parameters import Described, Parameters
 from gristmill.dataset.engine.choices import Records, Replaying
 from gristmill.dataset.engine.draws import Delivery
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.states.draw_log import DrawLog
 from gristmill.dataset.states.replaying import replaying
 from gristmill.transforms.bin_packing import Bins
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
@@ -157,8 +156,6 @@ class Collecting(Replaying, Generic[M]):
             cell.pos = self.inner.settle(), *own, ()
 
     def load(self, state: Any) -> Pos:
-        # of states from before there were records; raises an error unless it makes sense
-        DrawLog.of(state, self)
         self._kept = None
         return *self.load_layer(state), self._load_records(state)
 

@@ -41,10 +41,6 @@ class Rebatch(Replaying):
         num = state_count(state, "batch_idx", self)
         return f"a batch, {num} rows of it delivered" if num else None
 
-    def load_layer(self, state: Any) -> Pos:
-        before, row = super().load_layer(state)
-        return before, 0 if self.is_gone(state) else row
-
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, row, records = cell.pos
         held = self._held

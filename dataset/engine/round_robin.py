@@ -108,6 +108,10 @@ class RoundRobin(Stream):
     def key(self, key: str) -> None:
         self.known.use_key(key)
 
+    @property
+    def counts_faults(self) -> bool:  # type: ignore[override]
+        return self.known.counts_faults
+
     def start(self) -> Pos:
         return self._first
 
@@ -243,6 +247,9 @@ class RoundRobin(Stream):
 
     def saves_anywhere(self) -> bool:
         return False  # it opens shards
+
+    def kind(self, index: int) -> tuple[Any, ...]:
+        return RoundRobin, index
 
     def load(self, state: Any) -> Pos:
         check_mixed_in_lanes(state, self.is_mixed, self.count, self)

@@ -166,6 +166,7 @@ class Stream(Observable):
     makes_choices: bool = False  # see ``engine.choices``
     # its position counts faults that ``tolerate`` has skipped
     counts_faults: bool = False
+    opens_members: ClassVar[bool] = False  # an interleave
     key = ""  # of a stage that chooses
     component_names: Sequence[str] | None = None  # of the parents, if these may come and go
     chooses: bool  # a stage upstream makes choices, or this one does
@@ -177,6 +178,7 @@ class Stream(Observable):
         self.stage = stage
         self.parents = parents
         self.inner = Cell()  # where the parent of a stage with a position of its own is
+        self._logged: dict[str, int] = {}
         self.chooses = self.makes_choices or any([parent.chooses for parent in parents])
 
     @property
@@ -247,6 +249,15 @@ class Stream(Observable):
     def saves_anywhere(self) -> bool:
         """Return true if ``save`` may be called by any thread at any time."""
         return all([parent.saves_anywhere() for parent in self.parents])
+
+    def kind(self, index: int) -> tuple[Any, ...]:
+        """Return a value that is equal for two members of an interleave only if ``next_epoch`` of
+        one understands the counts of faults in positions of the other.
+
+        Args:
+            index: of the member, for streams that understand none but their own.
+        """
+        return type(self), *[parent.kind(index) for parent in self.parents]
 
     def faults_in(self, pos: Pos) -> Any:
         """Return a value that is equal for two positions only if the states of both have as many
@@ -325,6 +336,15 @@ class Stream(Observable):
         """Let elements be computed through what ``wrap`` makes of the run; ``None``: no more."""
         self.wrap = wrap
         self._live = None
+
+    def is_logged(self, place: int) -> bool:
+        """Return true if the faults of the element at ``place`` were logged before; note that they
+        are now.
+        """
+        logged = self._logged if self.ctx.logged is None else self.ctx.logged
+        was_logged = place < logged.get(self.key, 0)
+        logged[self.key] = max(place + 1, logged.get(self.key, 0))
+        return was_logged
 
     def fail(self, error: Exception, cell: Cell) -> None:
         """Note at ``error``, of a user's function, where it was raised. ``cell`` is the

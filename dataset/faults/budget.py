@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,25 @@ _MAX_TEXT = 300  # characters
 _REFUSED = "_gristmill_refused"  # at an error that a ``tolerate`` has let through
 
 _numbers = count()
+
+
+class _Numbering(threading.local):
+    numbers: Iterator[str] | None = None  # for stages of the dataset that this thread opens
+
+
+_numbering = _Numbering()
+
+
+@contextlib.contextmanager
+def numbered_by(name: str) -> Iterator[None]:
+    """Number the stages that are made in this context by ``name``. A function that makes them again,
+    in any process, gives them the same numbers.
+    """
+    outer, _numbering.numbers = _numbering.numbers, (f"{name}.{i}" for i in count())
+    try:
+        yield
+    finally:
+        _numbering.numbers = outer
 
 
 class Fault(NamedTuple):
@@ -137,7 +158,7 @@ class Tolerance:
     @staticmethod
     def new_number() -> str:
         """Return what distinguishes a stage from all others, of other processes too."""
-        return f"{os.getpid()}-{next(_numbers)}"
+        return next(_numbering.numbers or (f"{os.getpid()}-{i}" for i in _numbers))
 
     def __getstate__(self) -> dict[str, Any]:
         is_file = hasattr(self._log, "write")  # it stays in the consumer's process, which writes

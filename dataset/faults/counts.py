@@ -32,12 +32,15 @@ class Count(NamedTuple):
         last: the number of the element that failed last, or was replaced; among those that the
             iterator reads.
         recent: the last 20 of this run, and all since the last element that did not fail.
+        epoch: how often a stream has restarted, since its choices may be recorded with those of
+            the epoch before.
     """
 
     total: int = 0
     row: int = 0
     last: int = -1
     recent: tuple[Skipped, ...] = ()
+    epoch: int = 0
 
     def row_at(self, place: int) -> int:
         """Return how many faults in a row there are before or at the element ``place``."""
@@ -49,7 +52,7 @@ class Count(NamedTuple):
         """
         row = self.row_at(place)
         recent = self.recent if row else self.recent[-NUM_LAST + 1 :]
-        return Count(self.total + num, row + num, place, (*recent, *skipped))
+        return Count(self.total + num, row + num, place, (*recent, *skipped), self.epoch)
 
     @property
     def last_faults(self) -> list[Fault]:
@@ -60,10 +63,10 @@ class Choice(dict[str, Any]):
     """The recorded choice of a stage to skip or replace elements: JSON, and the faults if they are
     of this run.
 
-    It has ``after``, the state of the parent after the element that was skipped, and ``asked``, the
-    numbers of choices that stages upstream made for it. Or, of a map dataset, it has ``faults``:
-    ``[stage, index, number]`` of each stage that skipped or replaced elements, with a zero after it
-    if another element counts them.
+    It has ``after``, the state of the parent after the element that was skipped, ``asked``, the
+    numbers of choices that stages upstream made for it, and ``epoch`` (see ``Count``). Or, of a map
+    dataset, it has ``faults``: ``[stage, index, number]`` of each stage that skipped or replaced
+    elements, with a zero after it if another element counts them.
     """
 
     __slots__ = ("skipped",)
@@ -102,7 +105,7 @@ class Faults(dict[str, Any]):
     No count in it grows with the elements.
 
     Args:
-        counts: ``total``, and ``passed`` if the state has one (see ``known``).
+        counts: ``total``, and ``epoch`` (see ``Count``).
         limits: of the stage.
         recent: see ``Count``.
         key: under which choices of the stage are recorded.
@@ -214,8 +217,6 @@ def _fault_totals(
 ) -> FaultTotals:
     total, recent = faults["total"], faults.recent
     tried = faults.get("tried", tried)
-    if "passed" in faults:
-        tried, total = [faults["passed"][key] for key in ("tried", "total")]
     for record in records:
         num, choices = record.get(faults.key, (0, ()))
         tried += num * faults.rate[0] // faults.rate[1]

@@ -18,14 +18,13 @@ from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_p
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records
-from gristmill.dataset.engine.cycle import replaced
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.faults.attempts import Event, Outcome, Reports, current, noted_events
 from gristmill.dataset.faults.attempts import Known as KnownAt
 from gristmill.dataset.faults.budget import refuse
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, skipped_of
-from gristmill.dataset.faults.known import Known, parse_counts, passed_in
+from gristmill.dataset.faults.known import total_in
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.runs import RunsMapDataset
 
@@ -161,13 +160,11 @@ class _At(NamedTuple):
         next_index: the next index.
         before: how many indices there were in earlier epochs.
         counts: of each stage that tolerates faults.
-        known: what is known of elements that follow, for each stage; numbers count earlier epochs.
     """
 
     next_index: int
     before: int
     counts: tuple[Count, ...]
-    known: tuple[Known | None, ...]
 
     @property
     def place(self) -> int:
@@ -190,11 +187,10 @@ class ReadOutcomes(Read):
         self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self.tolerances)}
         pairs = [(node, num) for node in self.outcomes.stages for num in (1, len(ds))]
         self._is_even = all([num_drawn(ds, node, num) == num for node, num in pairs])
-        self._num_written = 0  # indices of all epochs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         cell.end_block()
-        index, before, counts, known = cell.pos
+        index, before, counts = cell.pos
         inner = self.inner.at(index, cell)
         inner.go_to(index)  # a run that was left in the middle of a block has not settled it
         choices = self._replayed_choices(cell, _At(*cell.pos))
@@ -203,12 +199,12 @@ class ReadOutcomes(Read):
         num_passed = index
         is_settled = cell.wanted <= 1 and (cell.outer is None or cell.outer.wanted <= 1)
         if not is_settled:
-            cell.compute_by(lambda: _At(inner.settle(), before, counts, known))
+            cell.compute_by(lambda: _At(inner.settle(), before, counts))
         try:
             for x in super()._run(inner):
                 if type(x) is not Outcome and not replays:
                     if is_settled:
-                        cell.pos = inner.settle(), before, counts, known
+                        cell.pos = inner.settle(), before, counts
                         yield (x, x := None)[0]
                     elif inner.is_counting:  # quicker, and not the last one of a block
                         yield x
@@ -219,9 +215,9 @@ class ReadOutcomes(Read):
                     start = num_passed if index <= replays else index - 1
                     for i in range(start, index):
                         events = x.events if i == index - 1 and type(x) is Outcome else []
-                        counts = self._passed(cell, _At(i, before, counts, known), events, choices)
+                        counts = self._passed(cell, _At(i, before, counts), events, choices)
                     num_passed = index
-                    cell.pos = index, before, counts, known
+                    cell.pos = index, before, counts
                     if type(x) is not Outcome:
                         yield (x, x := None)[0]
                     elif x.element is not None or (
@@ -231,14 +227,14 @@ class ReadOutcomes(Read):
         except Exception:
             cell.end_block()
             if cell.past_failed is None:
-                at = _At(num_passed, before, counts, known)
+                at = _At(num_passed, before, counts)
                 cell.past_failed = partial(self._pass, cell, at, choices)
             raise
         cell.end_block()
         index = inner.settle()
         for i in range(num_passed, min(index, replays)):
-            counts = self._passed(cell, _At(i, before, counts, known), [], choices)
-        cell.pos = index, before, counts, known
+            counts = self._passed(cell, _At(i, before, counts), [], choices)
+        cell.pos = index, before, counts
 
     def _replayed_choices(self, cell: Cell, at: _At) -> Mapping[int, Choice]:
         """Return what is known of the elements from ``at`` on that fail, by index, after noting it
@@ -246,12 +242,6 @@ class ReadOutcomes(Read):
         """
         found: dict[int, Choice] = {}
         until = 0
-        for slot, known in enumerate(at.known):
-            if known is not None:
-                until = max(until, known.until - at.before)
-                for place, *entry in known.entries(at.place):
-                    choice = found.setdefault(place - at.before, Choice({"faults": []}))
-                    choice["faults"].append([slot, *entry])
         for record in () if cell.choices is None else cell.choices.to_come():
             if record.key == self.key:
                 until = max(until, at.next_index + record.num)
@@ -282,9 +272,6 @@ class ReadOutcomes(Read):
         else:
             choice, is_new = self._choice(at, events) if events else None, True
         counts = at.counts if choice is None else self._added(at, choice)
-        for slot, known in enumerate(at.known):
-            if known is not None and known.until == at.place + 1:
-                counts = replaced(counts, slot, counts[slot]._replace(total=known.total))
         if choice is None:
             return counts
         if is_new:
@@ -334,9 +321,8 @@ class ReadOutcomes(Read):
 
     def _report(self, at: _At, choice: Choice) -> None:
         """Log faults, and report them to the observer."""
-        if self.ctx.lender is not None or at.place < self._num_written:
+        if self.ctx.lender is not None or self.is_logged(at.place):
             return
-        self._num_written = at.place + 1
         for slot, tolerance in enumerate(self.tolerances):
             skipped = skipped_of(choice, slot)
             if skipped:
@@ -365,34 +351,35 @@ class ReadOutcomes(Read):
 
     def start(self) -> Pos:
         num = len(self.tolerances)
-        return _At(0, 0, (Count(),) * num, (None,) * num)
+        return _At(0, 0, (Count(),) * num)
+
+    def kind(self, index: int) -> tuple[Any, ...]:
+        return ReadOutcomes, len(self.tolerances)
 
     def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
-        index, before, counts, known = end
+        index, before, counts = end
         for record in [record for record in records if record.key == self.key]:
             for i, choice in record.unusual:
-                counts = self._added(_At(index + i, before, counts, known), choice)
+                counts = self._added(_At(index + i, before, counts), choice)
             index += record.num
-        return _At(0, before + index, counts, (None,) * len(known))
+        return _At(0, before + index, counts)
 
     def save(self, pos: Pos) -> Any:
-        index, before, counts, known = pos
-        place = before + index
+        index, before, counts = pos
         state: dict[str, Any] = {"next_index": index, **({"before": before} if before else {})}
         if not self._is_even:
-            state["tried"] = [self._num_tried(slot, place) for slot in range(len(counts))]
-        pairs = enumerate(zip(counts, known, strict=True))
-        state["faults"] = [self._counts(slot, place, *both) for slot, both in pairs]
+            state["tried"] = [self._num_tried(slot, before + index) for slot in range(len(counts))]
+        state["faults"] = [self._counts(slot, count) for slot, count in enumerate(counts)]
         return state
 
     def faults_in(self, pos: Pos) -> Any:
         return pos[2]
 
-    def _counts(self, slot: int, place: int, count: Count, known: Known | None) -> Faults:
-        values = {"total": count.total, **passed_in(known, place)}
+    def _counts(self, slot: int, count: Count) -> Faults:
         length = max(1, self.length)
         rate = (1, 1) if self._is_even else (self._num_tried(slot, length), length)
-        return Faults(values, self.tolerances[slot].limits, count.recent, self.key, rate)
+        values, limits = {"total": count.total}, self.tolerances[slot].limits
+        return Faults(values, limits, count.recent, self.key, rate)
 
     def load(self, state: Any) -> Pos:
         found, num = state_field(state, "faults", self), len(self.tolerances)
@@ -404,11 +391,7 @@ class ReadOutcomes(Read):
                 f"tried in the state of {self} must be a list of non-negative integers, got"
                 f" {shown(tried)}"
             )
-        parsed = [parse_counts(faults, self) for faults in found]
-        for _, known in parsed:
-            for entry in [] if known is None else known.entries(0):
-                if [type(x) for x in entry] != [int, int, int]:
-                    raise self._wrong(found)
+        totals = [total_in(faults, self) for faults in found]
         index = super().load(state)
         before = state_count(state, "before", self) if "before" in state else 0
         expected = [self._num_tried(slot, before + index) for slot in range(num)]
@@ -417,8 +400,7 @@ class ReadOutcomes(Read):
                 f"tried in the state of {self} must follow from next_index, got"
                 f" {shown(state['tried'])}"
             )
-        counts = tuple([Count(total) for total, _ in parsed])
-        return _At(index, before, counts, tuple([known for _, known in parsed]))
+        return _At(index, before, tuple(map(Count, totals)))
 
     def _wrong(self, found: Any) -> Exception:
         return StateMismatchError(

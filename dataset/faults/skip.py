@@ -9,14 +9,14 @@ from operator import length_hint
 from typing import Any
 
 from gristmill.core.errors import FaultBudgetError, StateMismatchError, add_note
-from gristmill.core.state import shown, state_count, state_field
+from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import NEW, USUAL, Records
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.faults.budget import Fault, Tolerance, failed_again, refuse, refused_by
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped
-from gristmill.dataset.faults.known import Known, keep_known, parse_counts, passed_in
+from gristmill.dataset.faults.known import total_in
 from gristmill.dataset.states.values import copied
 
 _MOST = 64  # elements that are returned one by one before the consumer is asked how many it wants
@@ -25,7 +25,7 @@ _MOST = 64  # elements that are returned one by one before the consumer is asked
 class SkipFailed(Stream):
     """The outputs of the parent that do not fail.
 
-    The position: ``(the parent's, outputs that were tried, Count, Known)``. The choice to skip an
+    The position: ``(the parent's, outputs that were tried, Count)``. The choice to skip an
     output has the parent's state after it: computed again, the output may not fail, or be another.
 
     Args:
@@ -44,20 +44,19 @@ class SkipFailed(Stream):
         super().__init__(stage, parent)
         self.tolerance = tolerance
         self.tracing = tracing
-        self._num_written = 0  # outputs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         while True:
-            pos, tried, count, known = cell.pos
+            pos, tried, count = cell.pos
             inner, choices = self.inner.at(pos, choices=cell.choices), cell.choices
-            if choices is None and (known is None or tried >= known.until):
+            if choices is None:
                 try:
                     wanted = cell.take_wanted()
                     # which begin at a position before the output
                     if wanted > 1 and not self.tolerance.retries:
                         inner.wanted = wanted
                         steps = repeat(True, wanted)
-                        cell.compute_by(partial(_after, inner, tried + wanted, steps, count, known))
+                        cell.compute_by(partial(_after, inner, tried + wanted, steps, count))
                         yield from compress(islice(self.parent.run(inner), wanted), steps)
                         is_at_end = length_hint(steps) > 0
                         cell.end_block()
@@ -65,7 +64,7 @@ class SkipFailed(Stream):
                         before = tried
                         for x in islice(self.parent.run(inner), _MOST):
                             tried += 1
-                            cell.pos = inner.settle(), tried, count, known
+                            cell.pos = inner.settle(), tried, count
                             yield (x, x := None)[0]
                         is_at_end = tried < before + _MOST
                     if not is_at_end:
@@ -88,21 +87,20 @@ class SkipFailed(Stream):
         """Return the next output in a list, which is empty at the end; ``None`` if it was
         skipped.
         """
-        choices, (_, tried, _, known) = cell.choices, cell.pos
-        choice, counts = NEW, None
-        if choices is not None:
-            choice = choices.ask(self.key)
-            counts = {**choices.counts} if self.parent.chooses else None
-        if choice is NEW and known is not None and tried < known.until:
-            choice = {"known": known.skipped[tried][0][1]} if tried in known.skipped else USUAL
+        choices = cell.choices
+        assert choices is not None
+        choice = choices.ask(self.key)
+        counts = {**choices.counts} if self.parent.chooses else None
         if choice is not NEW and choice is not USUAL:
-            self._skip_again(cell, choice, counts)
-            return None
+            if choice.get("epoch", 0) <= cell.pos[2].epoch:
+                self._skip_again(cell, choice, counts)
+                return None
+            choice = USUAL  # the end comes before
         try:
             found = list(islice(self.parent.run(self.inner), 1))
         except Exception as error:
             return self._skip_or_raise(cell, error, counts, is_known=choice is USUAL)
-        if not found and choices is not None:
+        if not found:
             choices.retract(self.key)
         return found
 
@@ -122,7 +120,7 @@ class SkipFailed(Stream):
             counts: of choices before the first attempt.
             is_known: the output did not fail before.
         """
-        before, tried, count, _ = cell.pos
+        before, tried, count = cell.pos
         inner, limits = self.inner, self.tolerance.limits
 
         def compute() -> list[Any]:
@@ -184,37 +182,32 @@ class SkipFailed(Stream):
     def _skip(self, cell: Cell, fault: Fault, counts: Mapping[str, int] | None) -> None:
         """Move past the output that failed, and count it."""
         self.inner.pass_failed()
-        _, tried, count, known = cell.pos
+        _, tried, count = cell.pos
         state = self.parent.save(self.inner.pos)
         skipped = Skipped(tried, fault)
         if cell.choices is not None:
             choice = Choice({"after": state}, (skipped,))
+            if count.epoch:
+                choice["epoch"] = count.epoch
             if counts is not None and (asked := cell.choices.num_since(counts)):
                 choice["asked"] = asked
             cell.choices.note(self.key, choice)
-        if self.ctx.lender is None and tried >= self._num_written:
-            self._num_written = tried + 1
+        if self.ctx.lender is None and not self.is_logged(tried):
             self.tolerance.write([fault])
             self.report_faults(self.tolerance.limits.name, 1)
-        cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped]), known
+        cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped])
 
     def _skip_again(self, cell: Cell, choice: Any, counts: Mapping[str, int] | None) -> None:
         """Move past an output that was skipped before, without an attempt."""
-        before, tried, count, known = cell.pos
+        _, tried, count = cell.pos
         if self.tracing is not None:
             self._trace(cell, counts)
-        if "known" in choice:
-            state = choice["known"]
-            after = self.parent.load(keep_known(copied(state), self.parent.save(before)))
-            choice = Choice({"after": state})
-        else:
-            state = choice["after"]
-            after = self.parent.load(copied(state))
+        after = self.parent.load(copied(choice["after"]))
         if cell.choices is not None:
             cell.choices.repeat(choice.get("asked", {}))
             cell.choices.note(self.key, choice)
         self.inner.go_to(after)
-        cell.pos = after, tried + 1, count.added(tried, 1, getattr(choice, "skipped", ())), known
+        cell.pos = after, tried + 1, count.added(tried, 1, getattr(choice, "skipped", ()))
 
     def _trace(self, cell: Cell, counts: Mapping[str, int] | None) -> None:
         assert self.tracing is not None
@@ -231,8 +224,8 @@ class SkipFailed(Stream):
         """Move past an output that a user skips, which is counted unless ``fault`` is ``None``."""
         if fault is not None:
             self._skip(cell, fault, counts)
-            pos, tried, count, known = cell.pos
-            cell.pos = pos, tried, count._replace(row=0), known
+            pos, tried, count = cell.pos
+            cell.pos = pos, tried, count._replace(row=0)
             return
         self.inner.pass_failed()
         cell.pos = self.inner.pos, *cell.pos[1:]
@@ -240,22 +233,24 @@ class SkipFailed(Stream):
             cell.choices.retract(self.key)
 
     def start(self) -> Pos:
-        return self.parent.start(), 0, Count(), None
+        return self.parent.start(), 0, Count()
 
     def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
-        inner, tried, count, _ = end
+        inner, tried, count = end
         for record in [record for record in records if record.key == self.key]:
             for i, choice in record.unusual:
                 count = count.added(tried + i, 1, getattr(choice, "skipped", ()))
             tried += record.num
-        return self.parent.next_epoch(inner, records), tried, count, None
+        count = count._replace(epoch=count.epoch + 1)
+        return self.parent.next_epoch(inner, records), tried, count
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos[0]
 
     def save(self, pos: Pos) -> Any:
-        inner, tried, count, known = pos
-        counts = {"total": count.total, **passed_in(known, tried)}
+        inner, tried, count = pos
+        epoch = {"epoch": count.epoch} if count.epoch else {}
+        counts = {"total": count.total, **epoch}
         faults = Faults(counts, self.tolerance.limits, count.recent, self.key)
         return {"parent": self.parent.save(inner), "tried": tried, "faults": [faults]}
 
@@ -264,19 +259,17 @@ class SkipFailed(Stream):
 
     def load(self, state: Any) -> Pos:
         tried, found = state_count(state, "tried", self), state_field(state, "faults", self)
-        total, known = parse_counts(
-            found[0] if isinstance(found, list) and len(found) == 1 else found, self
-        )
-        for entries in {} if known is None else known.skipped.values():
-            for _, after in entries:
-                self.parent.load(copied(after))  # which raises an error unless it is a state
+        counts = found[0] if isinstance(found, list) and len(found) == 1 else found
+        total = total_in(counts, self)
+        epoch = state_count(counts, "epoch", self) if "epoch" in counts else 0
         inner = self.parent.load(state_field(state, "parent", self))
-        return inner, tried, Count(total), known
+        return inner, tried, Count(total, epoch=epoch)
 
     def check_choice(self, choice: Any) -> None:
         if not (
             isinstance(choice, dict)
             and "after" in choice
+            and plain_int(choice.get("epoch", 0)) is not None
             and isinstance(choice.get("asked", {}), dict)
         ):
             raise StateMismatchError(
@@ -290,8 +283,8 @@ class SkipFailed(Stream):
         return None if place is None else place.with_gaps()
 
 
-def _after(inner: Cell, end: int, steps: Iterator[bool], count: Count, known: Known | None) -> Pos:
+def _after(inner: Cell, end: int, steps: Iterator[bool], count: Count) -> Pos:
     """Return the position in a block of outputs; ``steps`` has one entry for each output that was
     not yielded.
     """
-    return inner.settle(), end - length_hint(steps), count, known
+    return inner.settle(), end - length_hint(steps), count

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.core.errors import as_int
-from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, Draw, needed
+from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, Draw
 from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.errors.context import add_error_context, with_error_context
 from gristmill.dataset.mixtures.draw_counts import Aims, RunningCounts
@@ -47,12 +47,7 @@ class Drawing:
         self.log: list[Any] = []
         self.num = 0
         self.parts = [*base.parts]  # at the beginning of the run, or of the epoch of a component
-        self.index, self.has_ended, self.earlier_plans, self.again = (
-            base.num_asked,
-            base.has_ended,
-            base.earlier_plans,
-            base.again,
-        )
+        self.index, self.has_ended = base.num_asked, base.has_ended
         self.counts = None if base.counts is None else RunningCounts(base.counts)
         self.choices = cell.choices if mix.makes_choices else None
         # an element of the last turns has nothing to be counted but the index
@@ -74,17 +69,14 @@ class Drawing:
                 [],
                 0,
             )
-            self.base = self.base._replace(earlier_plans=self.earlier_plans)
         return self.log
 
     def begin_block(self) -> MixturePos:
         """Return where the mixture is, before a block of elements whose position is computed on
         demand.
         """
-        if self.num or self.base.earlier_plans:
-            self.base = self.mix.settled((self.base, self.log, self.num))._replace(
-                earlier_plans=self.earlier_plans
-            )
+        if self.num:
+            self.base = self.mix.settled((self.base, self.log, self.num))
             self.log, self.num = [], 0
         return self.base
 
@@ -101,9 +93,7 @@ class Drawing:
     def in_blocks(self) -> bool:
         """True if the elements that follow are determined by the index and the own plan."""
         mix = self.mix
-        return self.counts is None and not (
-            mix.by or self.again or self.earlier_plans or self.choices
-        )
+        return self.counts is None and not (mix.by or self.choices)
 
     def turns(self, num: int) -> Iterable[Any]:
         """Return up to ``num`` components that are next; an empty list if the mixture has ended."""
@@ -112,14 +102,7 @@ class Drawing:
         mix = self.mix
         self.is_simple = False
         while True:
-            if self.again is not None and self.index < self.again[0].stop:
-                turn, self._asked = self._component_again(), None
-                if turn is not None:
-                    return [max(turn, ~turn)]
-                self.index += 1
-                continue
-            record = None if self._has_earlier_plan() else self.record
-            self._asked = record
+            self._asked = record = self.record
             if record is not None and (known := record.ask()) is not None:
                 if known.name in mix.places:
                     return [mix.places[known.name]]
@@ -127,37 +110,28 @@ class Drawing:
                     self.index += 1
                 if known.kind == END:
                     # More may follow under these weights: a replay makes a separate group of those.
-                    self._pauses = bool(self._due(*self._without_ended(self._planned()), 1))
+                    self._pauses = bool(self._due(*self._without_ended(self._own), 1))
                     return []
                 continue
-            found = self._due(*self._without_ended(self._planned()), num)
-            if found and found[0] is None:
-                raise needed(
-                    [name for name in self._planned()[0].names if name not in mix.places], mix
-                )
-            self.is_simple = self.counts is None and not self.earlier_plans
+            found = self._due(*self._without_ended(self._own), num)
+            self.is_simple = self.counts is None
             if record is not None and found:
                 return record.new(found)
             if record is not None:
                 record.note(Draw(mix.own, None, END))
-            if record is not None or found or not self._has_earlier_plan():
-                return found
-            self.index = self.index + 1 if mix.by is None else self.earlier_plans[0].stop
+            return found
 
     def _due(self, plan: Plan, places: Places, num: int) -> Sequence[Any]:
         """Return the next components under a plan, at most ``num``."""
         if not places or (plan.end is not None and self.index >= plan.end):
             return []
         if self.mix.by is None:
-            stops = [self.index + num, *[earlier.stop for earlier in self.earlier_plans[:1]]]
-            positions = range(self.index, min(stops if plan.end is None else [*stops, plan.end]))
+            stop = self.index + num
+            positions = range(self.index, stop if plan.end is None else min(stop, plan.end))
             components = plan.components(positions)
             if type(places) is range:  # all are there
                 return components
-            found = [places[component] for component in components]
-            if None in found and self._has_earlier_plan():
-                del found[found.index(None) :]
-            return found
+            return [places[component] for component in components]
         aims = self._aims(plan, places)
         assert self.counts is not None
         return [self.counts.furthest_behind(aims)] if aims else []
@@ -178,19 +152,10 @@ class Drawing:
             )
         return held.aims
 
-    def _planned(self) -> tuple[Plan, Places]:
-        """Return the plan at the index, and which component each of its own is."""
-        if self._has_earlier_plan():
-            return self.earlier_plans[0].plan, self.earlier_plans[0].places
+    @property
+    def _own(self) -> tuple[Plan, Places]:
+        """The plan of the mixture, and which component each of that is."""
         return self.mix.plan, range(len(self.parts))
-
-    def _has_earlier_plan(self) -> bool:
-        """Return true if elements are drawn under an earlier plan."""
-        if self.earlier_plans and self.earlier_plans[0].stop <= self.index:
-            self.earlier_plans = tuple(
-                [earlier for earlier in self.earlier_plans if earlier.stop > self.index]
-            )
-        return bool(self.earlier_plans)
 
     def _without_ended(self, planned: tuple[Plan, Places]) -> tuple[Plan, Places]:
         ended = None if self.counts is None or self.mix.stop != "all" else self.counts.ended
@@ -203,16 +168,6 @@ class Drawing:
             found = plan.only([plan.names[i] for i in kept]), [places[i] for i in kept]
             self._left = left = plan, len(ended), found
         return left[2]
-
-    def _component_again(self) -> int | None:
-        """Return the component that is drawn from again, its complement if the element is dropped;
-        ``None``: that component is gone.
-        """
-        assert self.again is not None
-        turn = self.again[0].at(self.index)
-        if turn is None or self.mix.stop != "all" or self.counts is None:
-            return turn
-        return None if max(turn, ~turn) in self.counts.ended else turn
 
     # What has happened.
 
@@ -228,11 +183,8 @@ class Drawing:
                 raise
             if length:
                 then = None if self._asked is None else self._asked.then
-                aims = self._aims(*self._without_ended(then or self._planned()))
-        is_again = self.again is not None and self.index < self.again[0].stop
-        is_left_out = is_again and self._component_again() == ~i
-        if self._asked is not None:
-            is_left_out = self._asked.leaves_out()
+                aims = self._aims(*self._without_ended(then or self._own))
+        is_left_out = self._asked is not None and self._asked.leaves_out()
         self.index += 1
         self._enter(i, part, length, DRAWN, aims)
         return is_left_out
@@ -260,11 +212,8 @@ class Drawing:
         if i in counts.ended:
             self.cell.past_failed = partial(self._refuse, i)
             self._refuse(i)
-        ended = mix.parents[i]
         mix.open(i, counts.epochs[i] + 1)
-        # What is known of the next epoch, such as totals of faults, is in a position that any
-        # stream understands.
-        self.parts[i] = ended.next_epoch(part) if ended.saves_anywhere() else mix.parents[i].start()
+        self.parts[i] = mix.parents[i].next_epoch(part)  # with the totals of faults
         self._enter(i, self.parts[i], 0, RESTARTED, None)
 
     def _refuse(self, i: int) -> None:

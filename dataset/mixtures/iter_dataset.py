@@ -58,7 +58,6 @@ class MixedIterDataset(IterDataset[T]):
                 f" {shown(by)}"
             )
         self._gm_parameters = MixParameters(by, stop)
-        self._gm_component_names = names
         self._names, self._by, self._stop = names, None if by == "elements" else by, stop
         self._plan = plan_for(names, weights, len(self._gm_parents), exactly=self._by is not None)
 
@@ -112,6 +111,11 @@ class MixedIterDataset(IterDataset[T]):
     def counts_elements(self) -> bool:
         """True if its weights are those of elements, not of what ``by`` measures."""
         return self._by is None
+
+    @property
+    def _gm_component_names(self) -> Sequence[str] | None:
+        names: Sequence[str] | None = self._names
+        return names
 
     @property
     def _gm_makes_choices(self) -> bool:

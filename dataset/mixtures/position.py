@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from gristmill.dataset.engine.stream import Pos
 from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
-from gristmill.dataset.mixtures.earlier_plans import EarlierPlan
-from gristmill.dataset.states.draw_log import DrawLog
 
 # What happened at an entry of a log.
 DRAWN, ENDED, RESTARTED, LAST = range(4)
@@ -22,17 +20,12 @@ class MixturePos(NamedTuple):
         num_asked: how often a component was asked for an element.
         has_ended: no more elements follow.
         counts: what was drawn of each component; ``None``: it follows from the index.
-        earlier_plans: which positions are drawn under earlier plans, for states without records of
-            choices.
-        again: draws that are repeated one by one, of such states, and the same as it was saved.
     """
 
     parts: tuple[Pos, ...]
     num_asked: int = 0
     has_ended: bool = False
     counts: DrawCounts | None = None
-    earlier_plans: tuple[EarlierPlan, ...] = ()
-    again: tuple[DrawLog, Any] | None = None
 
     def after(self, log: Sequence[Any]) -> MixturePos:
         """Return where the mixture is after the entries of a log, which has at least one."""
@@ -45,9 +38,7 @@ class MixturePos(NamedTuple):
             if counts is not None:
                 count_entry(counts, i, length, kind, aims)
         frozen = None if counts is None else counts.frozen()
-        return MixturePos(
-            tuple(parts), log[-1][2], has_ended, frozen, self.earlier_plans, self.again
-        )
+        return MixturePos(tuple(parts), log[-1][2], has_ended, frozen)
 
 
 def count_entry(counts: RunningCounts, i: int | None, length: int, kind: int, aims: Any) -> None:

@@ -9,12 +9,10 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
 from gristmill.dataset.engine.draws import ELEMENT, needed
 from gristmill.dataset.mixtures.draw_counts import DrawCounts
-from gristmill.dataset.mixtures.earlier_plans import EarlierPlan, draw_log_in, earlier_plans_of
-from gristmill.dataset.mixtures.plans import plan_of
+from gristmill.dataset.mixtures.plans import Plan, plan_of
 from gristmill.dataset.mixtures.position import MixturePos
-from gristmill.dataset.states.draw_log import DRAW_LOG
-from gristmill.dataset.states.mixtures import DRAWN, FORGOTTEN, OWN
-from gristmill.dataset.states.values import copied
+from gristmill.dataset.states.mixtures import OWN
+from gristmill.dataset.states.replaying import refuse_replay
 
 if TYPE_CHECKING:
     from gristmill.dataset.mixtures.stream import Mix
@@ -30,14 +28,6 @@ def saved(mix: Mix, at: MixturePos) -> Any:
     state = {"parents": states, "index": at.num_asked, "stop": at.has_ended}
     if mix.names is not None and (mix.key or at.counts is not None):
         state[OWN] = mix.own.copy()  # Grain ignores the entry
-    earlier_plans = [earlier for earlier in at.earlier_plans if earlier.stop > at.num_asked]
-    if earlier_plans:
-        state[DRAWN] = [[earlier.stop, earlier.plan.described()] for earlier in earlier_plans]
-        names = [zip(earlier.plan.names, earlier.places, strict=True) for earlier in earlier_plans]
-        if forgotten := sorted({name for pairs in names for name, place in pairs if place is None}):
-            state[FORGOTTEN] = forgotten
-    if at.again is not None and at.num_asked < at.again[0].stop:
-        state[DRAW_LOG] = copied(at.again[1])
     if at.counts is not None:
         state.update(at.counts.saved(mix.plan.names))
     return state
@@ -52,15 +42,11 @@ def loaded(mix: Mix, state: Any) -> MixturePos:
     states = state_field(state, "parents", mix)
     index = state_count(state, "index", mix)
     has_ended = state_flag(state, "stop", mix)
-    earlier_plans: tuple[EarlierPlan, ...] = ()
-    again = None
     if mix.names is None:
         states = state_list(state, "parents", mix, len(mix.parents), "the number of datasets")
     else:
         states = _states_by_name(states, mix.names, mix)
-        earlier_plans = earlier_plans_of(state, mix.plan, mix, follows=mix.follows)
-        log = draw_log_in(state, mix.names, mix)
-        again = None if log is None else (log, copied(state[DRAW_LOG]))
+        _check_plan(state, mix.plan, mix)
         if mix.stop == "all" and _NEW in states:  # new components follow those that have ended
             has_ended = False
     counts = counts_in(mix, state, index)
@@ -69,7 +55,29 @@ def loaded(mix: Mix, state: Any) -> MixturePos:
         parent.start() if s is _NEW else parent.load(s)
         for parent, s in zip(parents, states, strict=True)
     ]
-    return MixturePos(tuple(parts), index, has_ended, counts, earlier_plans, again)
+    return MixturePos(tuple(parts), index, has_ended, counts)
+
+
+def _check_plan(state: Mapping[str, Any], own: Plan, owner: object) -> None:
+    """Raise ``StateMismatchError`` if the state is of a mixture of another plan, and a stage
+    downstream that has no record of choices would get other elements by that.
+    """
+    described = own.described()
+    saved = state.get(OWN, described)
+    try:
+        then = saved if saved == described else plan_of(saved).described()
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise StateMismatchError(
+            f"{OWN} in the state of {owner} must be a mapping of names to non-negative integers, or"
+            f" what describes a schedule, got {shown(saved)}"
+        ) from error
+    names = {str(name) for name in state["parents"]}
+    if names != set(own.names):
+        refuse_replay(
+            owner, f"other components ({shown([*own.names])}, not {shown(sorted(names))})"
+        )
+    if then != described:
+        refuse_replay(owner, f"other weights ({shown(described)}, not {shown(saved)})")
 
 
 def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | None:
@@ -91,7 +99,7 @@ def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | No
 
 def counts_by_name(mix: Mix, counts: DrawCounts | None, index: int) -> dict[str, dict[str, int]]:
     """Return what was drawn of each component, for users; ``counts`` and ``index`` as in a
-    position.
+    standing.
     """
     return (counts or DrawCounts.of_elements(mix.plan.counts(index))).by_name(mix.plan.names)
 

@@ -23,7 +23,6 @@ from gristmill.dataset.epochs import in_epoch
 from gristmill.dataset.errors.context import add_before
 from gristmill.dataset.mixtures.draw_counts import DrawCounts
 from gristmill.dataset.mixtures.drawing import Drawing
-from gristmill.dataset.mixtures.earlier_plans import EarlierPlan
 from gristmill.dataset.mixtures.expecting import expect, weigh
 from gristmill.dataset.mixtures.plans import PatternPlan, Plan
 from gristmill.dataset.mixtures.position import DRAWN, MixturePos
@@ -38,9 +37,9 @@ _FINE = 1 << 32  # parts of a weight, where what has ended leaves its share to o
 class Mix(Stream):
     """Elements of the parents in turn, as a plan says.
 
-    The position is ``(settled, log, num)``: a ``MixturePos``, and the first ``num`` entries of a
-    growing list, which the positions of one run share. If components have names, the plan in use is
-    a choice: weights and components may be others after a restore.
+    The position is ``(standing, log, num)``: the first ``num`` entries of a growing list, which the
+    positions of one run share, after a standing. Which plan holds is a choice if components have
+    names: weights and components may be others after a restore.
 
     Args:
         stage: the definition.
@@ -115,11 +114,11 @@ class Mix(Stream):
 
     def index_of(self, pos: Pos) -> int:
         at = self.settled(pos)
-        self._check_index(at.earlier_plans)
+        self._check_index()
         return at.num_asked - at.has_ended  # the last request found no element
 
     def at_index(self, index: int) -> Pos:
-        self._check_index(())
+        self._check_index()
         nums = self.plan.counts(index)
         parts = tuple(
             [parent.at_index(num) for parent, num in zip(self.parents, nums, strict=True)]
@@ -135,9 +134,9 @@ class Mix(Stream):
             0,
         )
 
-    def _check_index(self, earlier_plans: Sequence[EarlierPlan]) -> None:
+    def _check_index(self) -> None:
         check_no_gaps(self)
-        if not self.follows or earlier_plans:
+        if not self.follows:
             raise NotImplementedError(
                 f"{self} has no index for its elements: what it draws does not follow from their"
                 " number"
@@ -329,6 +328,10 @@ class MixIterator(StreamIterator[Any]):
     def _gm_described_parameters(self) -> dict[str, Any]:
         described: dict[str, Any] = self._stage._described_in_checkpoints
         return described
+
+    @property
+    def _gm_component_names(self) -> Sequence[str] | None:
+        return self._mix.names
 
     @property
     def _gm_components(self) -> dict[str, DatasetIterator[Any]] | None:

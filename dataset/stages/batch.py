@@ -49,7 +49,7 @@ class BatchMapDataset(BlockMapDataset[T]):
     Order: the parent's. Cost: one allocation and one copy per leaf.
     """
 
-    _gm_is_made_anew = True
+    _gm_is_rebuilt = True
     _gm_makes_batches = True
     _gm_parameters: BatchParameters
 

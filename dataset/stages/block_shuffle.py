@@ -150,15 +150,12 @@ class _Order:
         """
         place = self._place(epoch)
         shorter = place // self.group_size  # the group that lacks something
-        is_after = (
-            index
-            >= _least((shorter + 1) * self.most, self.num_blocks * self.block_size) - self.missing
-        )
+        # no number above the length, which may be the greatest integer of an array
+        is_after = index >= _least((shorter + 1) * self.most - self.missing, self.length)
         group = (index + self.missing * is_after) // self.most
         start = group * self.most - self.missing * is_after
-        length = _least(
-            self.most, self.num_blocks * self.block_size - group * self.most
-        ) - self.missing * (group == shorter)
+        left = _least(self.most - self.missing, self.length - group * self.most)
+        length = left + self.missing * (group != shorter)
         return group, start, length, place
 
     def _place(self, epoch: Any) -> Any:

@@ -158,7 +158,7 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
 
     _element_spec = spec_of_first_parent
     _gm_keeps_indices = True
-    _gm_is_made_anew = True
+    _gm_is_rebuilt = True
 
     def __init__(
         self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False

@@ -70,7 +70,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         (9, 'b', None, ['a', 'b', 'c', 'd', 'e'])
     """
 
-    _gm_is_made_anew = True
+    _gm_is_rebuilt = True
     _gm_drops = True
     _gm_takes_apart = True
     # The index of the parent's element that was split last, its items, and what has failed on the

@@ -23,13 +23,14 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import Length, Unknown, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import spec_of
+from gristmill.dataset.bases.node import spec_of, tolerates
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import number_choosers
 from gristmill.dataset.engine.cycle import Interleave
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.members import Members
+from gristmill.dataset.faults.budget import Tolerance, numbered_by
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 
 T = TypeVar("T")
@@ -102,6 +103,7 @@ class InterleaveIterDataset(IterDataset[T]):
                 )
             datasets = [_check_dataset(ds, i) for i, ds in enumerate(datasets)]
         self._gm_datasets = datasets
+        self._gm_number = Tolerance.new_number()  # begins those of stages that a function makes
         self._gm_parameters = InterleaveParameters(
             cycle_length, num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
         )
@@ -116,14 +118,16 @@ class InterleaveIterDataset(IterDataset[T]):
         return True  # its members may
 
     @property
+    def _gm_opens_unknown(self) -> bool:
+        return isinstance(untraced(self._gm_datasets), MapDataset)
+
+    @property
     def _gm_draws_from(self) -> Sequence[Any]:
-        datasets = self._gm_datasets
-        if isinstance(datasets, _TracedDatasets):
-            datasets = datasets.datasets
-        return [datasets] if isinstance(datasets, MapDataset) else datasets
+        datasets = untraced(self._gm_datasets)
+        return [datasets] if self._gm_opens_unknown else datasets
 
     def _gm_num_elements(self) -> Length:
-        if isinstance(self._gm_datasets, MapDataset):
+        if self._gm_opens_unknown:
             return Unknown()  # its elements would have to be computed
         return added([num_elements(ds) for ds in self._gm_datasets])
 
@@ -148,6 +152,7 @@ class InterleaveIterDataset(IterDataset[T]):
         its own.
         """
         del sequential_slice  # every dataset is whole in any case
+        self._gm_number += f"[{sl.start}::{sl.step}]"
         self._gm_datasets = (
             MapDataset.slice(self._gm_datasets, sl)
             if isinstance(self._gm_datasets, MapDataset)
@@ -164,7 +169,7 @@ class InterleaveIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         given = self._gm_parameters
-        opener = IteratorOpener(self._gm_datasets, given.iter_buffer_size)
+        opener = IteratorOpener(self._gm_datasets, self._gm_number, given.iter_buffer_size)
         num_threads, num_ahead = given.num_make_iter_threads, given.make_iter_buffer_size
         return InterleaveDatasetIterator(self, opener, self._cycle_length, num_threads, num_ahead)
 
@@ -182,7 +187,12 @@ class _TracedDatasets(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return _TracedDatasets(self.datasets[index], self._tracing)
-        return self._tracing.of(dataset_at(self.datasets, index))
+        return self._tracing.of(dataset_at(self.datasets, index, ""))
+
+
+def untraced(datasets: Any) -> Any:
+    """Returns the datasets that traced ones stand for; ``datasets`` if they are not traced."""
+    return datasets.datasets if isinstance(datasets, _TracedDatasets) else datasets
 
 
 def _check_dataset(ds: Any, index: int) -> Any:
@@ -194,9 +204,12 @@ def _check_dataset(ds: Any, index: int) -> Any:
     return ds
 
 
-def dataset_at(datasets: Any, index: int) -> Any:
-    """Returns dataset ``index``; an empty one where there is none."""
-    ds = datasets[index]
+def dataset_at(datasets: Any, index: int, number: str) -> Any:
+    """Returns dataset ``index`` of the interleave with ``number``; an empty one where there is
+    none.
+    """
+    with numbered_by(f"{number}.{index}"):
+        ds = datasets[index]
     return MapDataset.range(0) if ds is None else _check_dataset(ds, index)  # a hole
 
 
@@ -226,20 +239,24 @@ class IteratorOpener:
 
     Args:
         datasets: the datasets.
+        number: of the interleave (see ``numbered_by``).
         buffer_size: elements of a stream that are ready ahead.
         elsewhere: has the datasets computed by others.
     """
 
     key = ""
 
-    def __init__(self, datasets: Any, buffer_size: int, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(
+        self, datasets: Any, number: str, buffer_size: int, elsewhere: Elsewhere | None = None
+    ) -> None:
         self.datasets = datasets
+        self._number = number
         self._elsewhere = elsewhere
         self.ctx = ComponentContext(IteratorContext(joined=None))
         self._buffer_size = buffer_size
 
     def open(self, index: int) -> DatasetIterator[Any]:
-        ds = dataset_at(self.datasets, index)
+        ds = dataset_at(self.datasets, index, self._number)
         it = iterate(as_stream(ds))
         if self._elsewhere is not None:
             it = self._elsewhere.iterator(index, it, self.key)
@@ -285,6 +302,7 @@ class InterleaveDatasetIterator(StreamIterator[T]):
         members = Members(opener, len(opener.datasets), num_threads, num_ahead)
         self._opener = opener
         super().__init__(stage, [], partial(Interleave, members=members, length=cycle_length))
+        self._gm_counts_faults = tolerates(stage)  # after the last element, too
 
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
     """
 
     _gm_keeps_indices = True
-    _gm_is_made_anew = True
+    _gm_is_rebuilt = True
 
     def __init__(self, parent: Any, tracing: Tracing, with_nones: bool) -> None:
         super().__init__(parent)

@@ -47,7 +47,7 @@ class RepeatMapDataset(ReindexMapDataset[T]):
     Order: the parent's. Cost: none to speak of.
     """
 
-    _gm_is_made_anew = True
+    _gm_is_rebuilt = True
     _gm_parameters: RepeatParameters
 
     def __init__(

@@ -26,7 +26,7 @@ from gristmill.dataset.bases.length import Length, Unknown, same_number
 from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.parameters import Parameters, field, parameters_of
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.choices import Records
+from gristmill.dataset.engine.choices import Records, number_choosers
 from gristmill.dataset.engine.iterators import Given, StreamIterator, fault_reporter_of, stream_of
 from gristmill.dataset.engine.recording import add_choices, key_prefix, state_in, with_known
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
@@ -79,6 +79,7 @@ class MemberParameters(Parameters):
     datasets: Any = field(in_checkpoint=False, in_repr=False)
     steps: Sequence[Any] = field(in_checkpoint=False, in_repr=False)
     index: int
+    number: str = field(in_checkpoint=False, in_repr=False)
 
 
 class MemberIterDataset(IterDataset[Any]):
@@ -87,12 +88,15 @@ class MemberIterDataset(IterDataset[Any]):
     Worker ``i`` of as many as there are datasets has dataset ``i`` in place of it.
     """
 
-    def __init__(self, datasets: Any, steps: Sequence[IterDataset[Any]], index: int = 0) -> None:
+    def __init__(
+        self, datasets: Any, steps: Sequence[IterDataset[Any]], index: int = 0, number: str = ""
+    ) -> None:
         super().__init__()
         self._gm_datasets = datasets
+        self._number = number
         self._steps = steps
         self._index = index
-        self._gm_parameters = MemberParameters(datasets, steps, index)
+        self._gm_parameters = MemberParameters(datasets, steps, index, number)
 
     def __str__(self) -> str:
         return f"MemberIterDataset(index={self._index}, [{len(self._gm_datasets)} datasets])"
@@ -106,13 +110,13 @@ class MemberIterDataset(IterDataset[Any]):
                 f"{self} cannot be sliced among {division.num_workers} workers: each is to have a"
                 " dataset"
             )
-        return MemberIterDataset(self._gm_datasets, self._steps, division.index)
+        return MemberIterDataset(self._gm_datasets, self._steps, division.index, self._number)
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         return tracing.of(self._whole())
 
     def _whole(self) -> IterDataset[Any]:
-        ds = as_stream(dataset_at(self._gm_datasets, self._index))
+        ds = as_stream(dataset_at(self._gm_datasets, self._index, self._number))
         for step in self._steps:
             ds = replaced_in(step, step._gm_parents[0], ds)
         return ds
@@ -120,6 +124,7 @@ class MemberIterDataset(IterDataset[Any]):
     def __iter__(self) -> DatasetIterator[Any]:
         ds = self._whole()
         it = iterate(ds)
+        number_choosers(stream_of(it), key_prefix("", self._index))  # as without workers
         share_context([it], _OfWhole(collected_options(ds)))
         return it
 
@@ -157,6 +162,7 @@ class StreamInterleaveIterDataset(IterDataset[T]):
         interleave, *steps = _chain(parent)
         assert isinstance(interleave, InterleaveIterDataset)
         self._gm_datasets = interleave.datasets
+        self._number = interleave._gm_number
         if len(self._gm_datasets) > MAX_LANES:
             raise ValueError(
                 f"order='stream' cannot divide {interleave} among workers: it has more than"
@@ -165,7 +171,10 @@ class StreamInterleaveIterDataset(IterDataset[T]):
             )
         self._cycle_length = min(parameters_of(interleave).cycle_length, len(self._gm_datasets))
         self._by_workers = (
-            workers(MemberIterDataset(self._gm_datasets, steps), len(self._gm_datasets))
+            workers(
+                MemberIterDataset(self._gm_datasets, steps, number=self._number),
+                len(self._gm_datasets),
+            )
             if self._cycle_length
             else None
         )
@@ -184,7 +193,7 @@ class StreamInterleaveIterDataset(IterDataset[T]):
         if not isinstance(workers, RoundRobinIterator):
             return iterate(self._gm_parent)  # there are no datasets
         members = _Members(workers)
-        opener = IteratorOpener(self._gm_datasets, 0, members)
+        opener = IteratorOpener(self._gm_datasets, self._number, 0, members)
         members.ctx = opener.ctx
         interleave: InterleaveDatasetIterator[T] = InterleaveDatasetIterator(
             _chain(self._gm_parent)[0], opener, self._cycle_length
@@ -266,6 +275,7 @@ class _Members:
     ) -> MemberDatasetIterator[Any]:
         """See ``Elsewhere``."""
         self.key = key
+        number_choosers(stream_of(whole), key_prefix(key, index))  # its states have the keys
         return MemberDatasetIterator(self, index, whole)
 
     def close(self) -> None:
@@ -449,6 +459,9 @@ class MemberElements(Stream):
 
     def saves_anywhere(self) -> bool:
         return self.parent.saves_anywhere()
+
+    def kind(self, index: int) -> tuple[Any, ...]:
+        return *super().kind(index), index * (not self.saves_anywhere())
 
     def load(self, state: Any) -> Pos:
         self._pos = self._saved(self.parent.load(state))

@@ -1,17 +1,8 @@
 """Reads the entries of mixtures anywhere in a state: the elements drawn so far and their weights.
 
 A stage that replays elements of a mixture has a record of its draws in its own state (see
-``engine.choices``). States of earlier code have these entries in the state of the mixture instead:
-
-1. ``"drawn"``, a list of ``[stop, weights]``: the positions up to which elements were drawn, and
-   the weights. The mixture draws up to there under those weights, and under its own from there on.
-   A state that is saved before that has what is left of the list.
-2. ``"turns"``, if the stage is right downstream of the mixture: the components of these elements,
-   in the order in which they were drawn. When a component is dropped, the mixture draws those of
-   the others again in the same order. Those of the dropped one, which is ``"forgotten"``, are
-   skipped. Bins, whose rows are others then, begin a new group: the list says which elements were
-   delivered, and the mixture skips these.
-3. Without ``"turns"``, dropping a component is refused if the stage may hold elements of it.
+``engine.choices``). Without one, dropping a component is refused if the stage may hold elements of
+it.
 
 A mixture is found by its entries, as JSON; so states of nested stages, lanes and users' iterators
 are looked into as well.
@@ -24,13 +15,9 @@ from typing import Any
 
 from gristmill.core.state import plain_int
 from gristmill.dataset.engine.draws import LOST, SavedDraws
-from gristmill.dataset.states.draw_log import DRAW_LOG, without
 
 OWN = "proportions"  # the weights of the mixture when the state was taken
-DRAWN = "drawn"
-FORGOTTEN = "forgotten"
-# Keys of the states of stages that hold elements. Only with ``DRAW_LOG`` is it known which elements
-# these are.
+# What the states of steps say of the elements they hold, if these are any.
 _HELD = frozenset(
     {
         "next_row",
@@ -87,17 +74,12 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
         return state
     if is_mixture(state):
         return _mixture_without(state, names, is_held=is_held)
+    changed = None
     if isinstance(state.get("choices"), Mapping):
         changed = None if is_held else _replaying_without(state, names)
         if changed is None:
-            state = {
-                **state,
-                "choices": {
-                    key: _losing(record, names) for key, record in state["choices"].items()
-                },
-            }
-    else:
-        changed = None if is_held else _going_on_without(state, names)
+            records = {key: _losing(record, names) for key, record in state["choices"].items()}
+            state = {**state, "choices": records}
     is_held = is_held or (changed is None and _holds_some(state))
     return {
         key: without_components(value, names, is_held=is_held)
@@ -116,63 +98,13 @@ def _mixture_without(
     state: Mapping[str, Any], names: frozenset[str], *, is_held: bool
 ) -> dict[str, Any]:
     parents = {str(name): value for name, value in state["parents"].items()}
-    kept = {**state}
-    if not is_held and (
-        DRAW_LOG in state or DRAWN in state
-    ):  # nothing of it that was drawn is needed
-        kept[FORGOTTEN] = sorted(forgotten_in(state) | (names & parents.keys()))
-        if (log := without(state.get(DRAW_LOG), names)) is not None:
-            kept[DRAW_LOG] = log.saved()
-    is_held = is_held or DRAW_LOG in state
     left = {name: value for name, value in parents.items() if name not in names}
-    kept["parents"] = {
-        name: without_components(value, names, is_held=is_held) for name, value in left.items()
+    return {
+        **state,
+        "parents": {
+            name: without_components(value, names, is_held=is_held) for name, value in left.items()
+        },
     }
-    return kept
-
-
-def forgotten_in(state: Mapping[str, Any]) -> set[str]:
-    """Returns the components, recorded in a state, whose elements are dropped when elements are
-    drawn again.
-    """
-    names = state.get(FORGOTTEN, ())
-    return {*map(str, names)} if isinstance(names, list | tuple) else set()
-
-
-def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """Returns the state of a stage such that it continues without what it holds of components of
-    its mixture with these names.
-
-    ``None`` if it is not known what it holds.
-    """
-    keys = [key for key, value in state.items() if is_mixture(value)]
-    if (
-        DRAW_LOG not in state
-        or len(keys) != 1
-        or state.get("skipped")
-        or not names & {*map(str, state[keys[0]]["parents"])}
-    ):
-        return None
-    log = without(state[DRAW_LOG], names)
-    if log is None:
-        return None
-    mixture = {**state[keys[0]], DRAW_LOG: log.saved()}
-    changed = {**state, DRAW_LOG: log.saved(), keys[0]: mixture}
-    key = next((key for key in _NUM_DELIVERED if key in state), None)
-    if key is None:
-        return changed
-    num = plain_int(state[key])
-    if num is None:
-        return None
-    # a new group begins with what was not delivered
-    changed[DRAW_LOG] = mixture[DRAW_LOG] = log.passing(num).saved()
-    changed[key] = 0
-    are_there = log.passing(num).are_there()
-    return (
-        changed
-        if "remainder_slices" not in state or _cuts_on(changed, are_there, log.left, num)
-        else None
-    )
 
 
 def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
@@ -192,13 +124,7 @@ def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[
         delivered = [key for key, draws in records.items() if draws.delivery is not None]
         num = next((plain_int(state[name]) for name in _NUM_DELIVERED if name in state), 0)
         parts = [value for value in state.values() if is_mixture(value)]
-        if (
-            len(delivered) != 1
-            or num is None
-            or len(parts) != 1
-            or DRAWN in parts[0]
-            or state.get("skipped")
-        ):
+        if len(delivered) != 1 or num is None or len(parts) != 1 or state.get("skipped"):
             return None
         (key,) = delivered
         delivery = records[key].delivery

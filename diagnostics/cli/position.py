@@ -24,7 +24,6 @@ _KEEP_THE_INDEX = (
     "RandomMapMapDataset",
     "SeedMapDataset",
     "TolerateMapDataset",
-    "TriedMapDataset",
 )
 
 
@@ -76,9 +75,6 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
 
 def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
     dataset = stage if stage.get("stage") == "DataLoader" else _parent(stage)
-    # the internal stage that counts faults
-    if dataset.get("stage") == "TriedMapDataset":
-        dataset = _parent(dataset)
     index, length = plain_int(state["next_index"]), plain_int(dataset.get("length"))
     if length is None or index is None:
         yield f"next index: {number_text(state['next_index'])}"

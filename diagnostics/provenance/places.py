@@ -32,7 +32,7 @@ def _sources_of(ds: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for node in ancestors(ds):
-        source = getattr(node, "_gm_source", None)
+        source = node._gm_source
         if (
             isinstance(source, ShardedSource)
             and len(file_paths(source) or ()) == len(source.shards.bounds) - 1

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gristmill import FaultBudgetError, IterDataset, MapDataset, ReadOptions
+from gristmill import (
+    FaultBudgetError,
+    IterDataset,
+    MapDataset,
+    MultiprocessingOptions,
+    ReadOptions,
+)
 from gristmill.experimental import InterleaveIterDataset, RepeatIterDataset
 
 EVERY = {"max_rate": None, "max_consecutive": None}
@@ -55,6 +61,7 @@ stream_steps = st.one_of(
     st.tuples(st.just("window"), st.integers(2, 6)),
     st.tuples(st.just("rebatch"), st.integers(2, 4)),
     st.tuples(st.just("limit"), st.integers(1, 20)),
+    st.tuples(st.sampled_from(["members", "opened"]), st.sampled_from([None, "lanes", "stream"])),
     st.tuples(
         st.sampled_from(
             ["tolerate", "flat_map", "repeat", "filter", "interleave", "kinds", "mix", "rows"]
@@ -62,6 +69,22 @@ stream_steps = st.one_of(
         st.none(),
     ),
 )
+
+
+def members_of(ds, fails, last, is_lazy, by_whom):
+    """An interleave of datasets that tolerate faults, made when they are opened or before, and who
+    computes it.
+    """
+    lengths = (9, 4, 20)
+
+    def make(i):
+        return ds.limit(lengths[i]).map(fails).tolerate(**last)
+
+    members = interleaved(MapDataset.range(3).map(make) if is_lazy else [*map(make, range(3))])
+    if by_whom == "lanes":
+        return members.mp_prefetch(MultiprocessingOptions(num_lanes=2))
+    threads = MultiprocessingOptions(2, executor="threads")
+    return members if by_whom is None else members.mp_prefetch(threads, order="stream")
 
 
 def build(of_map, of_stream, threads, functions, last=EVERY):
@@ -90,6 +113,12 @@ def build(of_map, of_stream, threads, functions, last=EVERY):
             "interleave": lambda ds, argument: interleaved([ds.limit(n) for n in (9, 4, 20)]),
             "kinds": lambda ds, argument: interleaved(
                 [ds.limit(6), MapDataset.range(2).map(lambda x: x + 1), ds.map(int), ds.limit(9)]
+            ),
+            "members": lambda ds, by_whom: members_of(
+                ds, make_fails(functions, 7, 1), last, False, by_whom
+            ),
+            "opened": lambda ds, by_whom: members_of(
+                ds, make_fails(functions, 7, 1), last, True, by_whom
             ),
             "rows": lambda ds, argument: ds.global_batch(2, batch_fn=list).flat_map(list),
             "mix": lambda ds, argument: IterDataset.mix([ds, ds.limit(7)], [5, 1]),
@@ -127,7 +156,12 @@ def is_wanted(steps):
     upstream.
     """
     names = [name for name, _ in steps]
-    return names.count("interleave") + names.count("kinds") < 3 and names.count("rows") < 2
+    num = sum(name in ("interleave", "kinds") for name in names)
+    num += 2 * (names.count("members") + names.count("opened"))
+    num_divided = names.count("rows") + sum(
+        argument in ("lanes", "stream") for _, argument in steps
+    )
+    return num < 4 and num_divided < 2
 
 
 streams = st.lists(stream_steps, max_size=4).filter(is_wanted)

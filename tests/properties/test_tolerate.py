@@ -33,6 +33,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
 from gristmill.dataset.stages.concat_then_split import ConcatThenSplitIterDataset
 from gristmill.dataset.stages.elastic import ElasticIterator
+from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.repeat import RepeatIterDataset
 from gristmill.samplers import IndexSampler
 from gristmill.transforms import Batch, FlatMap, Map, Tolerate
@@ -686,6 +687,23 @@ def test_retries_cost_nothing_if_they_succeed_and_the_log_has_a_line_for_each_fa
     assert len([*it]) == 997 and sorted(
         [json.loads(line)["record_key"] for line in file.getvalue().splitlines()]
     ) == sorted(BROKEN)
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_members_that_workers_compute_again_log_each_fault_once(tmp_path, executor):
+    log = tmp_path / "faults.jsonl"
+    members = [
+        MapDataset.range(i, i + 6).map(break_some).to_iter_dataset().tolerate(**ALL, log=log)
+        for i in (0, 4, 12, 15)
+    ]
+    lanes = MultiprocessingOptions(2, num_lanes=2, executor=executor)
+    it = iter(InterleaveIterDataset(members, cycle_length=1).mp_prefetch(lanes))
+    for _ in range(5):
+        next(it)
+    it.set_state(through_json(it.get_state()))
+    assert len([*it]) == 15 and it.faults().total == 4
+    keys = [json.loads(line)["record_key"] for line in log.read_text().splitlines()]
+    assert sorted(keys) == [1, 2, 5, 5]
 
 
 class Break(Map):
