@@ -34,8 +34,9 @@ _numbering = _Numbering()
 
 @contextlib.contextmanager
 def numbered_by(name: str) -> Iterator[None]:
-    """Number the stages that are made in this context by ``name``. A function that makes them again,
-    in any process, gives them the same numbers.
+    """Number the stages that are made in this context by ``name``.
+
+    A function that makes them again, in any process, gives them the same numbers.
     """
     outer, _numbering.numbers = _numbering.numbers, (f"{name}.{i}" for i in count())
     try:
