@@ -232,10 +232,11 @@ class ForkServer:
 
     def record(self, slot: int) -> tuple[int, int]:
         """The record that it wrote about a worker; see ``RECORD``."""
-        for ledger in self._fds[1:]:
-            data = os.pread(ledger, RECORD.size, slot * RECORD.size)
-            return RECORD.unpack(data.ljust(RECORD.size, b"\0"))
-        return 0, 0
+        ledger = self._fds[1:]  # empty once it was closed, perhaps by another thread
+        if not ledger:
+            return 0, 0
+        data = os.pread(ledger[0], RECORD.size, slot * RECORD.size)
+        return RECORD.unpack(data.ljust(RECORD.size, b"\0"))
 
     @property
     def is_closed(self) -> bool:

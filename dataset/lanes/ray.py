@@ -135,8 +135,7 @@ class LanesOnRay:
         num_lanes: int,
         numbers: Numbers | None,
     ) -> None:
-        whole: Any = self
-        self.lanes = [WorkerLane(whole, number) for number in range(num_lanes)]
+        self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
         self._pool = pool
         self._make = partial(
             LanesOfActor,
