@@ -16,9 +16,9 @@ import types
 from pathlib import Path
 
 import pytest
+from house import modules
 from programs import output
 from refusing import assert_raises
-from test_doctests import modules
 from waiting import is_running, wait_until
 
 import gristmill

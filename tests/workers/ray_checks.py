@@ -18,11 +18,10 @@ from itertools import islice
 import numpy as np
 import pytest
 from new_seed import SEED
-from operations import plain
+from operations import NOISE, plain
+from outcomes import outcomes
 from refusing import assert_raises
 from stream_model import frozen
-from test_lanes import NOISE
-from test_stream_order import outcomes
 from waiting import is_running, wait_until
 from written import contents, packed, sparse
 
