@@ -109,6 +109,7 @@ class SocketTransport:
 
     def send(self, kind: int, generation: int, content: object) -> None:
         """See ``Transport``."""
+        self.usable = False  # also if the content cannot be pickled: nothing is sent then
         # a state may have a class of __main__
         body = content if isinstance(content, bytes) else dumps(content)
         self._send(COMMAND.pack(kind, generation, len(body)) + body)

@@ -105,7 +105,9 @@ class RayTransport:
         self._generation = generation
         if kind == START:
             self._num_received = self._bytes_taken = self._bytes_told = self._num_wanted = 0
+            self.usable = False  # also if the content cannot be pickled: nothing is sent then
             content = self.budget, dumps(content)
+            self.usable = True
         self._tell(kind, content)
 
     def wait(self, check: Callable[[], None]) -> None:
