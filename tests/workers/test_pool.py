@@ -6,6 +6,7 @@ import gc
 import os
 import queue
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -207,6 +208,14 @@ class TestTasks:
             pool.worker(0).start({0: None})
             kind, _, content = pool.workers[0].receive()
             assert kind == ERROR and "not there" in str(content())
+
+    def test_whose_start_cannot_be_sent_are_left_to_another_worker(self, hired):
+        """What the worker sends would be dropped, and waited for forever."""
+        pool = hired(lambda index, count: index)
+        assert outputs(pool) == [0]
+        former = pool.worker(0)
+        assert_raises(TypeError, "cannot pickle", former.start, {0: threading.Lock()})
+        assert pool.worker(0) is not former and outputs(pool) == [0]
 
 
 class TestReuse:
