@@ -19,9 +19,8 @@ _SKELETONS = (_cloudpickle._make_skeleton_class, _cloudpickle._make_skeleton_enu
 
 
 Namespace: TypeAlias = dict[str, object]
-ClassState: TypeAlias = tuple[
-    Namespace, Namespace
-]  # attributes and slots, as cloudpickle sets them
+# Attributes and slots, as cloudpickle sets them.
+ClassState: TypeAlias = tuple[Namespace, Namespace]
 
 
 class _State(NamedTuple):

@@ -49,26 +49,26 @@ class CloudPickler(cloudpickle.Pickler):
         {**cloudpickle.Pickler.dispatch_table, **REDUCERS}, copyreg.dispatch_table
     )
 
-    def reducer_override(self, obj: object) -> Reduced:
+    def reducer_override(self, obj: Any) -> Reduced:
         kind = type(obj)
-        if isinstance(obj, type):
+        if issubclass(kind, type):
             if obj in _received:
                 return _class_named, (_received[obj],)
             _import_module_of(obj)
             return completed(obj, super().reducer_override(obj))
-        if isinstance(obj, FunctionType):
+        if kind is FunctionType:
             _import_module_of(obj)
             if is_single_dispatch(obj) and not is_importable(obj):
                 return reduce_single_dispatch(obj)
             return super().reducer_override(obj)
-        if type(obj) is np.ndarray and not obj.dtype.isnative and not obj.dtype.hasobject:
+        if kind is np.ndarray and not obj.dtype.isnative and not obj.dtype.hasobject:
             # NumPy itself sometimes changes the byte order to that of the machine, and the dtype
             # with it.
             return np.ndarray, (obj.shape, obj.dtype, bytearray(obj.tobytes()))
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would send the text, in which the positions are other ones.
             raise TypeError(f"cannot pickle an open text file, {obj!r:.200}")
-        if isinstance(obj, functools.cached_property):
+        if issubclass(kind, functools.cached_property):
             return reduce_cached_property(obj)
         if issubclass(kind, ModuleType) and kind is not ModuleType:
             # cloudpickle does not recognise it as a module. Its name may differ from the imported
