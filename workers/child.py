@@ -204,7 +204,7 @@ class Outbox(Generic[Piece]):
 
 
 class Worker(Generic[Piece]):
-    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``,
+    """Runs a producer. Others may watch it from outside: see ``WorkerHandle.call``,
     ``Outbox.report`` and ``set_instruments``.
 
     With ``turns``, it is one of several in this process.
