@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import configparser
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from house import ROOT, modules
+
 METHODS = "gristmill.dataset.methods"  # the one file that may know all stages
 _MAX_CIRCLE = 3  # files
 _MAX_REACHES = 12  # per 1000 lines of code
@@ -22,20 +21,6 @@ _MAX_FUNCTION = 60
 # The names by which others recognise Grain's classes, and two public classes: the record that
 # operations of a loader get, and the record that ``explain`` names.
 _SHARED_NAMES = {"MapDataset", "IterDataset", "DataLoader", "Record"}
-
-
-@cache
-def modules() -> dict[str, Path]:
-    """The files of the library, by the names of the modules."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    found = {}
-    for line in setup["options"]["package_dir"].split("\n"):
-        package, _, folder = (part.strip() for part in line.partition("="))
-        for path in (ROOT / folder).rglob("*.py") if folder else ():
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            found[".".join([package, *parts]).removesuffix(".__init__")] = path
-    return found
 
 
 @cache
@@ -124,6 +109,18 @@ def test_few_looks_into_other_objects():
                 reaches.append(f"{name}:{node.lineno} {ast.unparse(node)}")
         num_lines += len(lines)
     assert 1000 * len(reaches) <= _MAX_REACHES * num_lines, f"{len(reaches)} in {num_lines} lines"
+
+
+def test_no_test_imports_another():
+    """Helpers of several tests are in modules without tests."""
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("test_")
+    ]
+    assert len(paths) > 100 and not found, found
 
 
 def test_a_class_name_is_defined_once():

@@ -16,9 +16,9 @@ import types
 from pathlib import Path
 
 import pytest
+from house import modules
 from programs import output
 from refusing import assert_raises
-from test_doctests import modules
 from waiting import is_running, wait_until
 
 import gristmill
@@ -285,7 +285,7 @@ class TestEverywhere:
         names = [
             name
             for name in modules()
-            if not re.search(r"checkpoint\.(arguments|handler)|ray_(actor|pool|worker)", name)
+            if not re.search(r"checkpoint\.(arguments|handler)|ray_(actor|pool|transport)", name)
         ]
         assert len(names) > 100
         (found,) = run(

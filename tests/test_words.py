@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from test_house import ROOT, modules
+from house import ROOT, modules
 
 _MAX_MARKERS = 1.5  # per 1000 words
 _MAX_COLUMNS = 100

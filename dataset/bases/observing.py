@@ -8,7 +8,7 @@ observer
    method that takes elements. No other object has it. Python looks up methods of users' classes in
    the class alone: so the class has another one as long as some of its objects have instruments,
    which does for all others what the class's own does;
-2. learns of pipelines that a stage opens (``report_opened``), and of its worker processes
+2. is told of pipelines that a stage opens by itself (``report_opened``), and of its worker processes
    (``report_pool``);
 3. has a stage read another dataset by index, which does the same as its own (``observe_reads``);
 4. asks a stage how it works ahead (``work_ahead``); counts how long others wait for a thread, or

@@ -1,10 +1,11 @@
 """The error context added to an exception that leaves ``next``: the stage that raised it, and the
 element.
 
-A stage adds it where it calls users' code: ``add_error_context`` adds a note to the error, and the
-note stays with the error in other threads and processes. Nothing here runs while nothing fails.
-Nothing here raises, even if names and lengths of users' objects do: the original error is raised in
-any case, with its type and its arguments.
+Stages tell it where they call what users have written: ``add_error_context`` adds a note to the error, which
+goes wherever that goes, to other threads and processes too. Nothing here runs as long as nothing
+fails. Nothing here raises either, whatever the objects of users do when they are asked for their
+names and lengths: the original error leaves in any case, of the same type and with the same
+arguments.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def failed_at(error: Exception, stage: Any, index: Any) -> None:
 
 
 def add_error_place(error: BaseException, stage: Any, place: Callable[[], Place | None]) -> None:
-    """As ``add_error_context``, for a stream that fails at the element which ``place`` returns."""
+    """As ``add_error_context``, by a stream that fails with the element at the place that ``place`` returns."""
     _add_error_context(error, stage, lambda: _failure_at_place(stage, place()))
 
 

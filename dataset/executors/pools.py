@@ -31,6 +31,7 @@ from gristmill.workers.payload import Payload
 from gristmill.workers.pickling import dumps
 from gristmill.workers.pool import acquire
 from gristmill.workers.registry import registry
+from gristmill.workers.setup import Preamble
 
 
 class PoolExecutor(Executor):
@@ -231,7 +232,7 @@ class PoolExecutor(Executor):
         payload = ThreadPayload(replace(self._task, budget=self.ctx.budget))
         return acquire_threads(payload, self._num_workers, self._options.per_worker_buffer_size)
 
-    def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Payload:
+    def _pack(self, settings: Preamble, environment: Mapping[str, str | None]) -> Payload:
         """Return what workers load."""
         task = self._task
         try:

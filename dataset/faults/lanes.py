@@ -146,8 +146,8 @@ def lane_budgets(
     tolerated.
 
     Args:
-        stream: has ``states_now``, and ``report_faults`` for its observer. The budgets refer to it
-            weakly.
+        stream: has ``states_now``, and ``report_faults`` for its observer. The budgets do not keep it
+            alive.
         tolerances: of the stages upstream.
         is_common: see ``LaneBudgets``.
     """

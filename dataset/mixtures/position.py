@@ -22,8 +22,8 @@ class MixturePos(NamedTuple):
         num_asked: how often a component was asked for an element.
         has_ended: no more elements follow.
         counts: what was drawn of each component; ``None``: it follows from the index.
-        earlier_plans: which positions are drawn under earlier plans, for states without records of
-            choices.
+        pieces: positions that are drawn under earlier plans, of states from before there were
+            records of choices.
         again: draws that are repeated one by one, of such states, and the same as it was saved.
     """
 

@@ -38,9 +38,9 @@ _FINE = 1 << 32  # parts of a weight, where what has ended leaves its share to o
 class Mix(Stream):
     """Elements of the parents in turn, as a plan says.
 
-    The position is ``(settled, log, num)``: a ``MixturePos``, and the first ``num`` entries of a
-    growing list, which the positions of one run share. If components have names, the plan in use is
-    a choice: weights and components may be others after a restore.
+    The position is ``(standing, log, num)``: the first ``num`` entries of a growing list, which the
+    positions of one run share, after a standing. Which plan holds is a choice if components have
+    names: weights and components may be others after a restore.
 
     Args:
         stage: the definition.

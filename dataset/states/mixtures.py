@@ -29,8 +29,8 @@ from gristmill.dataset.states.draw_log import DRAW_LOG, without
 OWN = "proportions"  # the weights of the mixture when the state was taken
 DRAWN = "drawn"
 FORGOTTEN = "forgotten"
-# Keys of the states of stages that hold elements. Only with ``DRAW_LOG`` is it known which elements
-# these are.
+# What the states of steps say of the elements they hold, if these are any; those of ``DRAW_LOG`` apart
+# it is not known which.
 _HELD = frozenset(
     {
         "next_row",

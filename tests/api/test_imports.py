@@ -4,8 +4,8 @@ import ast
 import configparser
 from pathlib import Path
 
+from house import ROOT, modules
 from programs import output
-from test_house import ROOT, modules
 
 HEAVY = {
     "absl",

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from operations import operation
+from operations import NOISE
 from refusing import assert_raises
 from waiting import wait_until
 
 from gristmill import DataLoader, MapDataset, MultiprocessingOptions
 from gristmill.core.errors import StateMismatchError
 from gristmill.samplers import IndexSampler
-from gristmill.transforms import Batch, RandomMap
+from gristmill.transforms import Batch
 
 
 def with_workers(num_workers, num_lanes=5, **options):
@@ -90,9 +90,6 @@ def test_a_state_that_a_later_stage_refuses_changes_nothing(num_workers):
             it.start_prefetch()
         found += [next(it)[0] for _ in range(10)]
     assert found + [x for x, _ in it] == [*range(60)]
-
-
-NOISE = operation(RandomMap, "random_map", lambda x, rng: x + int(rng.integers(1000)) * 100)
 
 
 @pytest.mark.parametrize("operations", [[NOISE], [NOISE, Batch(4)]], ids=["records", "batches"])

@@ -9,13 +9,13 @@ import re
 import signal
 from functools import partial
 
-import cloudpickle
 import numpy as np
 import pytest
 from interrupting import interrupted
 from local_workers import LocalWorkersIterDataset
 from new_seed import SEED
 from operations import operation
+from outcomes import outcomes, plain
 from refusing import assert_raises
 
 from gristmill import DataLoader, MapDataset, MultiprocessingOptions, ReadOptions
@@ -115,31 +115,6 @@ def drawn_chain(rng):
     for name in names:
         ds = STEPS[name](ds, bad)
     return BEHIND[rng.choice([*BEHIND])](ds)
-
-
-def plain(x):
-    return (
-        cloudpickle.dumps(x)
-        if isinstance(x, dict)
-        else (type(x), getattr(x, "dtype", None), str(x))
-    )
-
-
-def outcomes(it, limit=120):
-    """The outcomes, errors that are skipped included, and the state after each."""
-    found = []
-    while len(found) < limit:
-        try:
-            outcome = plain(next(it))
-        except StopIteration:
-            found.append(("end", it.get_state()))
-            break
-        except (LookupError, ValueError) as error:  # partial batches cannot be batched again
-            outcome, state = (type(error), error.args), it.get_state()
-            it.skip_failed()
-            assert it.get_state() != state or not found
-        found.append((outcome, it.get_state()))
-    return found
 
 
 def check(ds, rng, ways):

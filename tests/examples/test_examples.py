@@ -17,12 +17,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from refusing import assert_raises
+from running import EXAMPLES, ROOT, run_example
 
 import gristmill as grain
 
 pytestmark = pytest.mark.timeout(500)  # programs that train: on a busy machine they take long
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
 SAME = "batches, losses and parameters: bit-identical"
 
@@ -34,16 +33,6 @@ def compiled_once(tmp_path_factory):
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         yield
-
-
-def run_example(
-    name: str | Path, *args: object, status: int = 0, python: tuple[object, ...] = (sys.executable,)
-) -> str:
-    """Runs the example and returns what it prints, after checking its exit status."""
-    command = [*map(str, python), str(EXAMPLES / name), *map(str, args)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert result.returncode == status, result.stdout + result.stderr
-    return result.stdout
 
 
 def accuracy_in(output: str) -> float:

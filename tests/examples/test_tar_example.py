@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_examples import run_example
+from running import run_example
 
 pytestmark = pytest.mark.timeout(500)
 

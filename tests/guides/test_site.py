@@ -16,7 +16,7 @@ import sphinx.util.inventory as inventories
 import gristmill
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
-from test_names import ALIASES
+from public_names import ALIASES
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow

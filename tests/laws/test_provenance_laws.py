@@ -10,7 +10,7 @@ from iter_entries import ITER_ENTRIES
 from map_entries import MAP_ENTRIES
 from new_seed import SEED
 from refusing import assert_raises
-from test_stage_table import WITH_PROCESSES
+from stage_table import WITH_PROCESSES
 
 from gristmill import Ledger, explain
 from gristmill.core.record import Record

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 from computing_ahead import DIRECT, no_threads_left  # noqa: F401
-from test_refilling import Dropping
+from dropping import Dropping
 
 from gristmill import IterDataset, MapDataset
 from gristmill.dataset.engine.iterators import open_stage

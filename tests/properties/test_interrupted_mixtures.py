@@ -8,7 +8,7 @@ from interrupting import interrupted
 
 from gristmill import IterDataset, MapDataset, Schedule
 
-FILES = tuple(f"mixtures/{name}.py" for name in ("stream", "drawing", "draw_counts", "position"))
+FILES = tuple(f"mixtures/{name}.py" for name in ("stream", "drawing", "draw_counts", "standing"))
 PARTS = {
     name: MapDataset.range(100 * i, 100 * i + 4 + i).to_iter_dataset(DIRECT)
     for i, name in enumerate("ab")

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from computing_ahead import DIRECT
+from dropping import Dropping
 from formulas import window_order
 from interrupting import interrupted
 
 from gristmill import MapDataset
 from gristmill.dataset.engine.caching import Cache
-from gristmill.dataset.engine.choices import NEW, USUAL
+from gristmill.dataset.engine.choices import NEW
 from gristmill.dataset.engine.elements import BatchStream, Each
 from gristmill.dataset.engine.groups import Spread, Window
 from gristmill.dataset.engine.joining import Repeat
@@ -144,7 +145,6 @@ def test_an_interrupt_at_any_line_loses_no_element(names):
 
 
 # What positions do not determine: streams that drop elements as they like, and note that.
-END = object()
 STAGE = SimpleNamespace(_gm_parameters=SimpleNamespace(text=str))
 
 
@@ -164,37 +164,6 @@ class Numbers(Stream):
         while cell.pos < NUM:
             cell.pos += 1
             yield cell.pos - 1
-
-
-class Dropping(Stream):
-    """Drops about a third of the elements; ``decisions`` are those that were made first."""
-
-    makes_choices = True
-
-    def __init__(self, stage, parent, rng):
-        super().__init__(stage, parent)
-        self.rng, self.decisions = rng, []
-
-    def _run(self, cell):
-        run, choices = self.parent.run(cell), cell.choices
-        while True:
-            known = NEW if choices is None else choices.ask(self.key)
-            if (x := next(run, END)) is END:
-                if choices is not None:
-                    choices.retract(self.key)
-                return
-            drops = known is not USUAL
-            if known is NEW:
-                drops = self.rng.random() < 0.3
-                self.decisions.append(drops)
-            if drops:
-                if choices is not None:
-                    choices.note(self.key, "dropped")
-                continue
-            yield x
-
-    def model(self, xs):
-        return [x for x, drops in zip(xs, self.decisions, strict=True) if not drops]
 
 
 # Streams and models of all but those that drop elements.
