@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gristmill.dataset.descriptions.display import abbreviated, length_text
 from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
-from gristmill.diagnostics.html_text import safe
+from gristmill.diagnostics.html_text import html_page, html_row, html_table, safe
 
 _MAX_INPUTS = 12  # drawn side by side
 _LINE_LENGTH = 46  # characters
@@ -50,38 +50,17 @@ _STYLE = """\
 .gm .gm-spec{fill:#a5d6ff}
 }"""
 
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Pipeline</title>
+_PAGE_STYLE = """\
 <style>
-:root{{color-scheme:light dark}}
-body{{margin:24px;font:14px/1.5 system-ui,sans-serif;background:#ffffff;color:#1f2328}}
-.picture{{overflow-x:auto;margin:16px 0}}
-table{{border-collapse:collapse}}
-th,td{{padding:4px 12px 4px 0;text-align:left;vertical-align:top;border-bottom:1px solid #d0d7de}}
-td{{font:12px/1.5 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}}
-td:nth-child(1),td:nth-child(3),td:nth-child(4){{white-space:nowrap}}
-@media (prefers-color-scheme:dark){{body{{background:#0d1117;color:#f0f6fc}}th,td{{border-color:#30363d}}}}
-</style>
-</head>
-<body>
-<h1>Pipeline</h1>
-<div class="picture">
-{svg}
-</div>
-<table>
-<thead><tr>{head}</tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-</body>
-</html>
-"""
+:root{color-scheme:light dark}
+body{margin:24px;font:14px/1.5 system-ui,sans-serif;background:#ffffff;color:#1f2328}
+.picture{overflow-x:auto;margin:16px 0}
+table{border-collapse:collapse}
+th,td{padding:4px 12px 4px 0;text-align:left;vertical-align:top;border-bottom:1px solid #d0d7de}
+td{font:12px/1.5 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
+td:nth-child(1),td:nth-child(3),td:nth-child(4){white-space:nowrap}
+@media (prefers-color-scheme:dark){body{background:#0d1117;color:#f0f6fc}th,td{border-color:#30363d}}
+</style>"""
 
 
 @dataclass
@@ -355,7 +334,7 @@ def graph_html(graph: Graph, notes: Notes = None, weights: Weights = None) -> st
         ]
         if notes is not None:
             cells.append("; ".join(notes.get(stage.id, ())))
-        rows.append(f"<tr>{''.join([f'<td>{safe(cell)}</td>' for cell in cells])}</tr>")
+        rows.append(html_row(map(safe, cells)))
     titles = [
         "",
         "stage",
@@ -364,5 +343,10 @@ def graph_html(graph: Graph, notes: Notes = None, weights: Weights = None) -> st
         "elements",
         *(["notes"] if notes is not None else []),
     ]
-    head = "".join([f"<th>{title}</th>" for title in titles])
-    return _PAGE.format(svg=graph_svg(graph, notes, weights), head=head, rows="\n".join(rows))
+    body = [
+        "<body>\n<h1>Pipeline</h1>",
+        f'<div class="picture">\n{graph_svg(graph, notes, weights)}\n</div>',
+        html_table([(title, "") for title in titles], rows),
+        "</body>",
+    ]
+    return html_page("Pipeline", _PAGE_STYLE, "\n".join(body))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gristmill.dataset.descriptions.display import abbreviated, joined, length_text, named
@@ -46,29 +46,14 @@ def graph_text(graph: Graph, specs: Mapping[int, str] | None = None) -> str:
     lines = [
         "Grain Dataset graph:",
         "",
-        *_text_lines(graph.with_specs(specs or {}).by_id, graph.stages[0].id, set()),
+        *_lines(graph.with_specs(specs or {}), _shown_with_spec, [""]),
     ]
     return "\n".join([line.rstrip() for line in lines]).rstrip()
 
 
-def _text_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> list[str]:
-    chain: list[Stage] = []
-    above: tuple[int, ...] = (output,)
-    while len(above) == 1 and above[0] not in drawn:
-        chain.append(stages[above[0]])
-        drawn.add(above[0])
-        above = chain[-1].inputs
-    if len(above) == 1:
-        lines = [f"{stages[above[0]].name}  (as above)", ""]
-    else:
-        names = chain[-1].input_names or ("",) * len(above)
-        lines = joined(
-            [
-                named(_text_lines(stages, stage, drawn), name)
-                for stage, name in zip(above, names, strict=True)
-            ]
-        )
-    for stage in chain[::-1]:
+def _shown_with_spec(chain: list[Stage]) -> list[str]:
+    lines = []
+    for stage in chain:
         name = f"  ││  {stage.name}" if stage.inputs else "  ││"
         lines += [] if stage.inputs else [stage.name]
         lines += ["  ││", name, "  ││", "  ╲╱", stage.spec or _UNKNOWN, ""]
@@ -88,30 +73,14 @@ def stage_lines(graph: Graph) -> list[str]:
         RangeMapDataset(start=0, stop=4, step=1)  4 elements  int64[]
         BatchMapDataset(batch_size=2, drop_remainder=True)  2 elements  int64[2]
     """
-    return abbreviated(
-        _stage_lines(graph.by_id, graph.stages[0].id, set()), _MAX_LINES, "… {} more lines …".format
-    )
+    lines = _lines(graph, _shown_in_a_line, [])
+    return abbreviated(lines, _MAX_LINES, "… {} more lines …".format)
 
 
-def _stage_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> list[str]:
-    chain: list[Stage] = []
-    above: tuple[int, ...] = (output,)
-    while len(above) == 1 and above[0] not in drawn:
-        chain.append(stages[above[0]])
-        drawn.add(above[0])
-        above = chain[-1].inputs
-    if len(above) == 1:
-        lines = [f"{stages[above[0]].name}  (as above)"]
-    else:
-        names = chain[-1].input_names or ("",) * len(above)
-        lines = joined(
-            [
-                named(_stage_lines(stages, stage, drawn), name)
-                for stage, name in zip(above, names, strict=True)
-            ]
-        )
+def _shown_in_a_line(chain: list[Stage]) -> list[str]:
+    lines = []
     length, spec = "", None
-    for stage in chain[::-1]:
+    for stage in chain:
         texts = [stage.name]
         if (now := length_text(stage.length)) not in ("", length):
             texts.append(now)
@@ -121,6 +90,35 @@ def _stage_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> l
             spec = stage.spec
         lines.append("  ".join(texts))
     return lines
+
+
+def _lines(graph: Graph, shown: Callable[[list[Stage]], list[str]], gap: list[str]) -> list[str]:
+    """Returns the lines of a graph.
+
+    Args:
+        graph: of ``graph_of``.
+        shown: the lines of stages of which each is the only consumer of the one before it.
+        gap: lines after a stage that is shown elsewhere.
+    """
+    stages = graph.by_id
+    drawn: set[int] = set()
+
+    def upstream(output: int) -> list[str]:
+        chain: list[Stage] = []
+        above: tuple[int, ...] = (output,)
+        while len(above) == 1 and above[0] not in drawn:
+            chain.append(stages[above[0]])
+            drawn.add(above[0])
+            above = chain[-1].inputs
+        if len(above) == 1:
+            lines = [f"{stages[above[0]].name}  (as above)", *gap]
+        else:
+            names = chain[-1].input_names or ("",) * len(above)
+            inputs = zip(above, names, strict=True)
+            lines = joined([named(upstream(stage), name) for stage, name in inputs])
+        return [*lines, *shown(chain[::-1])]
+
+    return upstream(graph.stages[0].id)
 
 
 def graph_dot(graph: Graph, notes: Notes = None, weights: Weights = None) -> str:

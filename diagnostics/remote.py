@@ -311,7 +311,7 @@ class WorkerGroup:
 
 
 def _node(worker: Any) -> str:
-    return getattr(worker, "node", "")
+    return str(worker.transport.node)
 
 
 def _wall() -> int:

@@ -164,8 +164,8 @@ def _text(
             lines.append(
                 f"Thread {name}{place and ', in '}{place}:\n{stack_text(ident, library)}".rstrip()
             )
-    for place in dict.fromkeys([worker.place for worker in workers]):
-        worker, *others = [worker for worker in workers if worker.place == place]
+    for place in dict.fromkeys([worker.transport.place for worker in workers]):
+        worker, *others = [worker for worker in workers if worker.transport.place == place]
         name = f"{1 + len(others)} workers" if others else f"Worker {worker.index}"
         state = "" if worker.is_alive() else ", which has ended"
         lines.append(f"{name} ({place}){state}:\n{_stacks_of(worker)}".rstrip())
@@ -173,7 +173,8 @@ def _text(
 
 
 def _stacks_of(worker: Any) -> str:
-    return str(worker.stacks()) if hasattr(worker, "stacks") else worker_stacks(worker.process_id)
+    stacks: str | None = worker.transport.stacks()
+    return worker_stacks(worker.process_id) if stacks is None else stacks
 
 
 def _frame_of(thread: int | None) -> FrameType | None:

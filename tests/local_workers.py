@@ -23,7 +23,7 @@ from gristmill.dataset.executors.pools import PoolExecutor
 from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset, lanes_of, lanes_task
 from gristmill.dataset.workers.task import PipelineProducer
 from gristmill.workers.crash_journal import LOG_BYTES, CrashJournal
-from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED, Quarantine
+from gristmill.workers.protocol import END, ERROR, OUTPUTS, SKIPPED, Quarantine
 from gristmill.workers.remote_errors import decode_error, encode_error
 
 _MAX_BLOCK = 16

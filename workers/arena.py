@@ -34,7 +34,7 @@ import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,7 +48,11 @@ _F_PUNCHHOLE = 99  # of macOS; its argument is flags, padding, offset and length
 _MAX_WARM = 4
 MAX_FREE_BYTES = 1 << 27  # see guarantee 6
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+DType: TypeAlias = np.dtype[Any]
+Array: TypeAlias = np.ndarray[Any, DType]
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+# Arguments of ``numpy.ndarray`` that say the order in memory: none, or offset, strides and order.
+Order: TypeAlias = tuple[()] | tuple[int, None, str]
 
 
 class Slot(NamedTuple):
@@ -190,7 +194,7 @@ class Arena:
     def view(self, slot: Slot) -> Bytes:
         return self._mapping.view(slot)
 
-    def store(self, array: np.ndarray[Any, Any], order: tuple[Any, ...]) -> Slot:
+    def store(self, array: Array, order: Order) -> Slot:
         """Copies an array, whose order in memory ``order`` says as arguments of ``numpy.ndarray``
         do.
         """

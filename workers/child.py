@@ -7,7 +7,7 @@ Guarantees:
    middle of C code (where the system can do that; elsewhere a thread does it).
 2. Every element arrives, or an error in its place: elements are pickled here, in the loop that
    makes them.
-3. It is never more than ``buffer_size`` elements ahead, or ``_MAX_BYTES_AHEAD`` bytes of small
+3. It is never more than ``buffer_size`` elements ahead, or ``MAX_BYTES_AHEAD`` bytes of small
    ones, and one message; nor, if the producer is ``Frugal``, by more than one message that it does
    not afford.
 4. An interrupt from the keyboard is not for it, and it writes nothing to the standard streams.
@@ -25,7 +25,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import abc
 import atexit
 import contextlib
 import logging
@@ -33,340 +32,76 @@ import mmap
 import os
 import pickle
 import signal
-import socket
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from os import _exit as end_process  # at once, without waiting for other threads
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from os import _exit as end_process  # at once, whatever other threads do
+from typing import Any, Generic, Protocol
 
-from gristmill.core.errors import add_note
 from gristmill.core.instruments import Wrap, shadow_for_good
 from gristmill.core.locks import Lock, Signal
 from gristmill.core.pacing import BlockSize
 from gristmill.workers.arena import Arena, Slot
-from gristmill.workers.codec import Encoded, Encoder
+from gristmill.workers.codec import Chunk, Encoded, Encoder
+from gristmill.workers.connections import Connection, Disconnected, SocketConnection
 from gristmill.workers.crash_journal import LOG_BYTES, CrashJournal
 from gristmill.workers.flags import set_flags
 from gristmill.workers.imports import timed_imports
 from gristmill.workers.logs import log_like
-from gristmill.workers.messages import (
-    CALL,
-    COMMAND,
+from gristmill.workers.pickling import remember_received_classes
+from gristmill.workers.producers import (
+    Failed,
+    Producer,
+    Taken,
+    Task,
+    WatchedProducer,
+    is_divided,
+    is_frugal,
+    is_renewed,
+    is_sharing,
+    is_watched,
+)
+from gristmill.workers.protocol import (
     END,
     ERROR,
-    HEADER,
-    LANES,
     LEFT,
-    MAX_INLINE,
     OUTPUTS,
     PASSED,
     REPORT,
     SKIPPED,
-    START,
     STARTED,
     Passed,
-    Quarantine,
-    pack_slots,
-    unpack_slots,
+    States,
 )
-from gristmill.workers.pickling import remember_received_classes
+from gristmill.workers.setup import Part, Preamble
 from gristmill.workers.turns import Turns
 
 _log = logging.getLogger("gristmill")
 
-_MAX_BYTES_AHEAD = 1 << 20
-# what a message counts for of which ``buffer_size`` alone says how many may wait
-LARGE = _MAX_BYTES_AHEAD + 1
-MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
 _MAX_BLOCK = 2048  # elements
 _MAX_BLOCK_BYTES = 1 << 17
 _LATE_SECONDS = 0.01  # see guarantee 5
 _STUCK_SECONDS = 0.5  # see guarantee 7
-_NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
-
-T = TypeVar("T")
-Taken: TypeAlias = tuple[list[Any], Sequence[Any], BaseException | None]  # see ``Producer.take``
 
 
-class Producer(Protocol):
-    """Interface of the object that a worker runs. May also have the methods of ``WatchedProducer``,
-    and ``renew(task)``: called before a start for another consumer.
-    """
-
-    def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
-        """Continues the lanes from these states (``None``: the beginning), the first one past its
-        next element if ``skip``.
-
-        Returns:
-            The states then.
-        """
-
-    def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        """Return the lane's next elements, at most ``n``, the state after each, and the outcome:
-        error, ``StopIteration``, or more.
-        """
-
-    def annotate(self, error: BaseException, lane: int, state: Any) -> None:
-        """Notes at an error where in the pipeline it came up; ``state`` is the lane's before the
-        element that raised it.
-        """
-
-
-class WatchedProducer(Producer, Protocol):
-    """A producer that shows what it is at."""
-
-    log: CrashJournal  # is set before the first start
-    quarantine: Quarantine | None  # is set before every start
-
-    def begin(self, n: int) -> None:
-        """Called before ``take(n)``: what was finished before is not to be shown any more."""
-
-    def end(self) -> None:
-        """Called when what ``take`` has given is ready to be sent: nothing of it can fail any
-        more.
-        """
-
-    def take_beside(self, lane: int) -> Taken:
-        """Call ``take(lane, 1)`` while another lane is computed. Called by another thread."""
-
-    def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the elements that ``take`` has finished, and the states; as many as there are of
-        both. Called by another thread.
-        """
-
-
-class Divided(Producer, Protocol):
-    """A producer whose lanes may change."""
-
-    def add(self, lane: int, state: Any) -> None:
-        """Compute this lane, too, from ``state`` on."""
-
-    def drain(self, lane: int) -> None:
-        """Compute nothing more ahead for this lane."""
-
-    def is_drained(self, lane: int) -> bool:
-        """Return true if nothing is left of the lane that was computed ahead. Called between two
-        blocks.
-        """
-
-    def remove(self, lane: int) -> None:
-        """Release what the lane holds."""
-
-
-class Frugal(Producer, Protocol):
-    """A producer that has a budget of memory for what is ahead of the consumer. Called by any
-    thread that sends.
-    """
-
-    def affords(self, num_bytes: int) -> bool:
-        """True if there is memory for one more pending output of this many bytes."""
-
-    def hold(self, num_bytes: int) -> None:
-        """Records that pending outputs take this many bytes more, or fewer."""
-
-
-class Encodes(Protocol):
+class Encodes(Protocol[Chunk]):
     """Interface of what makes the payloads of messages. An ``Encoder`` pickles; threads hand the
     objects over.
     """
 
-    def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
+    def encode(self, elements: Sequence[object], states: object) -> Encoded[Chunk]:
         """See ``Encoder``."""
 
-    def encode_state(self, state: Any) -> Any:
+    def encode_state(self, state: object) -> object:
         """See ``Encoder``."""
 
-    def encode_error(self, error: BaseException) -> Any:
+    def encode_error(self, error: BaseException) -> object:
         """See ``Encoder``."""
 
     def forget_allocated(self) -> None:
         """See ``Encoder``."""
-
-
-class Disconnected(Exception):
-    """The consumer needs this worker no more."""
-
-
-class Connection(Protocol):
-    """Interface of a worker's connection to its consumer."""
-
-    # states, whether to skip an element, how to continue
-    start: tuple[dict[int, Any], bool, Quarantine | None] | None
-    is_for_another: bool  # the start, than the ones before were
-    calls: list[bytes]  # functions that were not called yet
-    # of lanes: states of more lanes, and lanes to leave
-    changes: list[tuple[dict[int, Any], Sequence[int]]]
-
-    def receive(self, *, wait: bool) -> None:
-        """Obeys the commands that are there.
-
-        Raises:
-            Disconnected: the consumer needs this worker no more.
-        """
-
-    def send(
-        self, kind: int, payload: Any, slots: list[Any], num_elements: int = 0, lane: int = 0
-    ) -> None:
-        """Sends a message as soon as the consumer lets it, unless it wants a new start
-        meanwhile.
-        """
-
-
-class BoundedConnection(abc.ABC):
-    """Base of connections that know which of their messages the consumer has not taken yet.
-
-    Args:
-        buffer_size: the most elements in these messages, if they are large.
-    """
-
-    def __init__(self, buffer_size: int) -> None:
-        self._buffer_size = buffer_size
-        self.frugal: Frugal | None = None
-        # Of the messages that were not taken yet: elements, the bytes that they count for, and
-        # those that they take.
-        self._ahead: deque[tuple[int, int, int]] = deque()
-        self._num_ahead = 0
-        self._bytes_ahead = 0
-        self._generation = 0
-        self.start: tuple[dict[int, Any], bool, Quarantine | None] | None = None
-        self.is_for_another = False
-        self.calls: list[bytes] = []
-        self.changes: list[tuple[dict[int, Any], Sequence[int]]] = []
-
-    @property
-    def num_ahead(self) -> int:
-        """The number of messages that the consumer has not taken yet."""
-        return len(self._ahead)
-
-    @abc.abstractmethod
-    def receive(self, *, wait: bool) -> None:
-        """See ``Connection``."""
-
-    def _begin(
-        self, generation: int, start: tuple[dict[int, Any], bool, Quarantine | None]
-    ) -> None:
-        """Notes a new start, which makes all messages before it worthless."""
-        self.start, self.changes = start, []
-        self._generation = generation
-        self.take_all_off()
-
-    def _wait_for_room(self, num_elements: int, num_bytes: int, held_bytes: int) -> bool:
-        """Wait until a message may be sent; return False if there is a new start, so that it is not
-        needed.
-
-        Args:
-            num_elements: the elements in the message.
-            num_bytes: the bytes that it counts for.
-            held_bytes: the bytes that it takes.
-        """
-        while self.start is None and not self._may_send(num_elements, num_bytes, held_bytes):
-            self.receive(wait=True)
-        return self.start is None
-
-    def _may_send(self, num_elements: int, num_bytes: int, held_bytes: int) -> bool:
-        if not self._num_ahead or not num_elements:
-            return True
-        if self.frugal is not None and not self.frugal.affords(held_bytes):
-            return False
-        return (
-            self._num_ahead + num_elements <= self._buffer_size
-            or self._bytes_ahead + num_bytes <= _MAX_BYTES_AHEAD
-        )
-
-    def _put_on(self, num_elements: int, num_bytes: int, held_bytes: int) -> None:
-        self._ahead.append((num_elements, num_bytes, held_bytes))
-        self._count(num_elements, num_bytes, held_bytes)
-
-    def _take_off(self) -> None:
-        num_elements, num_bytes, held_bytes = self._ahead.popleft()
-        self._count(-num_elements, -num_bytes, -held_bytes)
-
-    def take_all_off(self) -> None:
-        while self._ahead:
-            self._take_off()
-
-    def _count(self, num_elements: int, num_bytes: int, held_bytes: int) -> None:
-        self._num_ahead += num_elements
-        self._bytes_ahead += num_bytes
-        if self.frugal is not None:
-            self.frugal.hold(held_bytes)
-
-
-class SocketConnection(BoundedConnection):
-    """Sends messages, receives commands, and knows how far ahead the consumer lets it be."""
-
-    def __init__(self, fd: int, arena: Arena, buffer_size: int) -> None:
-        super().__init__(buffer_size)
-        self._socket = socket.socket(fileno=fd)
-        self._arena = arena
-        self._received = bytearray()
-
-    def receive(self, *, wait: bool) -> None:
-        """See ``Connection``."""
-        try:
-            data = self._socket.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        if not data:
-            raise Disconnected
-        self._received += data
-        while len(self._received) >= COMMAND.size:
-            kind, generation, length = COMMAND.unpack_from(self._received)
-            if len(self._received) < COMMAND.size + length:
-                break
-            body = bytes(memoryview(self._received)[COMMAND.size : COMMAND.size + length])
-            del self._received[: COMMAND.size + length]
-            if kind == START:
-                states, skip, quarantine, is_for_another = pickle.loads(body)
-                self.is_for_another |= is_for_another  # also if a start is overtaken
-                self._begin(generation, (states, skip, quarantine))
-            elif kind == CALL:
-                self.calls.append(body)
-            elif kind == LANES:
-                self.changes.append(pickle.loads(body))
-            else:
-                for slot in unpack_slots(body):
-                    self._arena.free(slot)
-                if generation == self._generation:
-                    self._take_off()
-
-    def send(
-        self, kind: int, payload: bytes, slots: list[Slot], num_elements: int = 0, lane: int = 0
-    ) -> None:
-        """See ``Connection``."""
-        num_bytes = LARGE if slots else max(len(payload), num_elements * MIN_BYTES)
-        held_bytes = len(payload) + sum([slot.num_bytes for slot in slots])
-        if not self._wait_for_room(num_elements, num_bytes, held_bytes):
-            for slot in slots:
-                self._arena.free(slot)
-            return
-        is_shared = len(payload) > MAX_INLINE
-        length = len(payload)
-        if is_shared:
-            slot = self._arena.allocate(length)
-            self._arena.view(slot)[:] = memoryview(payload)
-            slots, payload = [*slots, slot], b""
-        self._put_on(num_elements, num_bytes, held_bytes)
-        header = HEADER.pack(kind, is_shared, lane, self._generation, len(slots), length)
-        try:
-            self._socket.sendall(header + pack_slots(slots) + payload, _NO_SIGPIPE)
-        except ConnectionError:
-            raise Disconnected from None
-
-    def shut(self) -> None:
-        """Shuts the connection down. A thread that waits for it wakes up; then it may be closed."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._socket.close()
-        self.take_all_off()
 
 
 class _SentLane:
@@ -377,7 +112,7 @@ class _SentLane:
         state: after its last element that was sent.
     """
 
-    def __init__(self, number: int, state: Any) -> None:
+    def __init__(self, number: int, state: object) -> None:
         self.number = number
         self.state = state
         self.num_sent = 0
@@ -385,10 +120,12 @@ class _SentLane:
         self.is_leaving = False
 
 
-class Outbox:
+class Outbox(Generic[Chunk]):
     """Sends the outputs of lanes. The caller has the worker's lock."""
 
-    def __init__(self, connection: Connection, encoder: Encodes, producer: Producer) -> None:
+    def __init__(
+        self, connection: Connection[Chunk], encoder: Encodes[Chunk], producer: Producer
+    ) -> None:
         # asked what to send along; true: there is nothing after it
         self.report: Callable[[bool], bytes | None] | None = None
         self.lanes: list[_SentLane] = []  # that have not ended, in their turns
@@ -396,13 +133,15 @@ class Outbox:
         self._encoder = encoder
         self._producer = producer
 
-    def encode(self, elements: Sequence[Any], states: Sequence[Any]) -> Encoded:
+    def encode(self, elements: Sequence[object], states: Sequence[object]) -> Encoded[Chunk]:
         try:
             return self._encoder.encode(elements, states)
         except BaseException as unpicklable:  # the states
-            return Encoded(b"", [], 0, unpicklable)
+            return Encoded(b"", [], 0, unpicklable, 0)
 
-    def send_outputs(self, lane: _SentLane, message: Encoded, states: Sequence[Any]) -> None:
+    def send_outputs(
+        self, lane: _SentLane, message: Encoded[Chunk], states: Sequence[object]
+    ) -> None:
         self._send_report(False)
         num = message.num_elements
         self._connection.send(OUTPUTS, message.payload, message.slots, num, lane.number)
@@ -421,13 +160,13 @@ class Outbox:
         else:
             self.send_error(stop, lane, is_last=not self.lanes)
 
-    def change(self, added: dict[int, Any], leaving: Sequence[int]) -> None:
+    def change(self, added: States, leaving: Sequence[int]) -> None:
         """Compute more lanes from these states on, and get ready to leave others."""
         for number, state in added.items():
             lane = _SentLane(number, state)
             lane.num_sent = min([x.num_sent for x in self.lanes], default=0)
             try:
-                cast("Divided", self._producer).add(number, state)
+                self._producer.add(number, state)
             except BaseException as error:
                 self.send_error(error, lane, is_last=not self.lanes)
             else:
@@ -438,7 +177,8 @@ class Outbox:
     def leave_drained(self) -> None:
         """Leave the lanes marked as leaving if their buffers are empty."""
         for lane in [x for x in self.lanes if x.is_leaving]:
-            producer = cast("Divided", self._producer)
+            producer = self._producer
+            assert is_divided(producer)
             producer.drain(lane.number)
             if producer.is_drained(lane.number):
                 producer.remove(lane.number)
@@ -461,8 +201,8 @@ class Outbox:
                 self._connection.send(REPORT, content, [])
 
 
-class Worker:
-    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``,
+class Worker(Generic[Chunk]):
+    """Runs a producer. Others may watch it from outside: see ``WorkerHandle.call``,
     ``Outbox.report`` and ``set_instruments``.
 
     With ``turns``, it is one of several in this process.
@@ -470,10 +210,10 @@ class Worker:
 
     def __init__(
         self,
-        connection: Connection,
-        encoder: Encodes,
+        connection: Connection[Chunk],
+        encoder: Encodes[Chunk],
         producer: Producer,
-        load_task: Callable[[], Any],
+        load_task: Callable[[], Task],
         turns: Turns | None = None,
     ) -> None:
         self.outbox = Outbox(connection, encoder, producer)
@@ -483,7 +223,7 @@ class Worker:
         self._turns = turns
         self.waited_ns = 0  # for its turns
         self.producer = producer
-        self._watched: Any = producer if hasattr(producer, "finished") else None
+        self._watched = producer if is_watched(producer) else None
         # its holder may send: the thread that computes elements, but while it does
         self._lock = Lock()
         self._lane = _SentLane(0, None)  # of the block that is being computed
@@ -520,23 +260,25 @@ class Worker:
                     self._connection.receive(wait=not self._connection.changes)
                     self._obey()
                     self._produce([], is_careful=False)  # unless it gets lanes, this does nothing
-                (states, skip, quarantine), self._connection.start = self._connection.start, None
+                start, self._connection.start = self._connection.start, None
+                states, skip = start.states, start.skip
                 self._connection.send(STARTED, b"", [])
                 first = next(iter(states), 0)  # without any, it will get lanes when it runs
                 if self._watched is not None:
-                    self._watched.quarantine = quarantine
+                    self._watched.quarantine = start.quarantine
+                if not self._gets_turn():
+                    continue
                 try:
-                    started = self._in_turn(partial(self._start, states, skip=skip))
+                    started = self._start(states, skip=skip)
                 except BaseException as error:
                     if states:
                         self.outbox.send_error(error, _SentLane(first, states[first]), is_last=True)
                     continue
-                for states in started:
-                    if skip:
-                        state = self._encoder.encode_state(states[first])
-                        self._connection.send(SKIPPED, state, [], lane=first)
-                    lanes = [_SentLane(*item) for item in states.items()]
-                    self._produce(lanes, is_careful=quarantine is not None)
+                if skip:
+                    state = self._encoder.encode_state(started[first])
+                    self._connection.send(SKIPPED, state, [], lane=first)
+                lanes = [_SentLane(*item) for item in started.items()]
+                self._produce(lanes, is_careful=start.quarantine is not None)
 
     @property
     def num_workers(self) -> int:
@@ -550,37 +292,38 @@ class Worker:
         if self._watcher is not None:
             self._watcher.join()
 
-    def _in_turn(self, function: Callable[[], T]) -> list[T]:
-        """Return the result of ``function()`` as the only item; an empty list if there is a new
-        start before the call.
-        """
+    def _gets_turn(self) -> bool:
+        """Wait for a turn, which ends with ``_end_turn``; false if there is a new start before."""
         if self._turns is None:
-            return [function()]
-        connection: Any = self._connection
+            return True
+        connection = self._connection
         since = time.monotonic()
         while not self._turns.take(connection.num_ahead, since):
             connection.receive(wait=False)
             self._obey()
             if connection.start is not None:
-                return []
+                return False
         self.waited_ns += int((time.monotonic() - since) * 1e9)
-        try:
-            return [function()]
-        finally:
+        return True
+
+    def _end_turn(self) -> None:
+        if self._turns is not None:
             self._turns.give_back()
 
-    def _start(self, states: dict[int, Any], *, skip: bool) -> dict[int, Any]:
-        log = getattr(self._watched, "log", None)
+    def _start(self, states: States, *, skip: bool) -> dict[int, object]:
+        """Starts the producer, and ends the turn."""
+        log = None if self._watched is None else self._watched.log
         try:
             if log is not None:
                 log.begin(1)
-            if self._connection.is_for_another and hasattr(self.producer, "renew"):
+            if self._connection.is_for_another and is_renewed(self.producer):
                 self.producer.renew(self._load_task())
             self._connection.is_for_another = False
             return self.producer.start(states, skip=skip)
         finally:
             if log is not None:
                 log.begin(0)
+            self._end_turn()
 
     def _produce(self, lanes: list[_SentLane], *, is_careful: bool) -> None:
         """Sends elements until all lanes are at their ends or errors, or there is a new start.
@@ -590,8 +333,10 @@ class Worker:
         """
         connection, self.outbox.lanes = self._connection, lanes
         while connection.start is None:
-            if connection.changes and not self._in_turn(self._change_lanes):
-                break
+            if connection.changes:
+                if not self._gets_turn():
+                    break
+                self._change_lanes()
             self.outbox.leave_drained()
             if not self.outbox.lanes or connection.start is not None:
                 break
@@ -606,8 +351,12 @@ class Worker:
             self._watched.end()
 
     def _change_lanes(self) -> None:
-        while self._connection.changes:
-            self.outbox.change(*self._connection.changes.pop(0))
+        """Obeys ``LANES``, and ends the turn."""
+        try:
+            while self._connection.changes:
+                self.outbox.change(*self._connection.changes.pop(0))
+        finally:
+            self._end_turn()
 
     def _send_block(self, lane: _SentLane, is_careful: bool) -> BaseException | None:
         """Sends the next elements of ``lane``; returns the outcome after them, if that is no
@@ -615,11 +364,9 @@ class Worker:
         """
         self._encoder.forget_allocated()
         size = lane.block_size.now
-        taken = self._take(lane, size)
-        if not taken:
+        if not self._gets_turn():
             return None
-        ((elements, states, stop),) = taken
-        del taken
+        elements, states, stop = self._take(lane, size)
         num_taken, num_sent = len(elements), self._num_sent
         if num_sent:
             elements, states = elements[num_sent:], states[num_sent:]
@@ -628,7 +375,7 @@ class Worker:
             message = self.outbox.encode(elements, states)
             del elements  # their memory is used again
             seconds = time.perf_counter() - self._began
-            num_bytes, has_slots = len(message.payload), bool(message.slots)
+            num_bytes, has_slots = message.num_bytes, bool(message.slots)
             if self._watched is not None:
                 self._watched.end()
             if message.num_elements:
@@ -641,36 +388,29 @@ class Worker:
         )
         return stop
 
-    def _take(self, lane: _SentLane, n: int) -> list[Taken]:
-        """Return the next output of the producer as the only item, or an empty list (see
-        ``_in_turn``).
+    def _take(self, lane: _SentLane, n: int) -> Taken:
+        """The next output of the producer, and the end of the turn; the other thread may send a
+        part of it meanwhile.
         """
         try:
-            return self._in_turn(partial(self._compute, lane, n))
-        finally:
-            if self._is_unlocked:
-                self._lock.acquire()
-                self._is_unlocked = False
-
-    def _compute(self, lane: _SentLane, n: int) -> Taken:
-        """Return the next output of the producer; the other thread may send a part of it
-        meanwhile.
-        """
-        self._began = time.perf_counter()
-        self._lane = lane
-        self._num_taken += 1
-        self._num_sent = 0
-        if self._watched is not None:
-            self._watched.begin(n)
-            has_several = n > 1 or len(self.outbox.lanes) > 1
-            if has_several != self._has_several:
-                self._watch_several(has_several)
-        self._is_unlocked = self._is_computing = True
-        self._lock.release()
-        try:
+            self._began = time.perf_counter()
+            self._lane = lane
+            self._num_taken += 1
+            self._num_sent = 0
+            if self._watched is not None:
+                self._watched.begin(n)
+                has_several = n > 1 or len(self.outbox.lanes) > 1
+                if has_several != self._has_several:
+                    self._watch_several(has_several)
+            self._is_unlocked = self._is_computing = True
+            self._lock.release()
             return self.producer.take(lane.number, n)
         finally:
             self._is_computing = False
+            self._end_turn()
+            if self._is_unlocked:
+                self._lock.acquire()
+                self._is_unlocked = False
 
     def _watch_several(self, has_several: bool) -> None:
         self._has_several = has_several
@@ -681,6 +421,8 @@ class Worker:
 
     def _watch(self) -> None:
         """Sends what is finished of blocks whose next element takes long."""
+        watched = self._watched
+        assert watched is not None
         num_taken = 0
         with contextlib.suppress(Disconnected):  # the other thread will notice, or be killed
             while True:
@@ -693,7 +435,7 @@ class Worker:
                     num_taken = self._num_taken
                     continue
                 with self._lock:
-                    elements, states = self._watched.finished()
+                    elements, states = watched.finished()
                     num = min(len(elements), len(states))
                     if num_taken == self._num_taken and num > self._num_sent:
                         states = states[self._num_sent : num]
@@ -703,25 +445,19 @@ class Worker:
                             self.outbox.send_outputs(self._lane, message, states)
                     del elements
                     is_same = num_taken == self._num_taken
-                    if is_same and len(self.outbox.lanes) > 1 and self._watched.quarantine is None:
-                        self._go_on_beside()
+                    if is_same and len(self.outbox.lanes) > 1 and watched.quarantine is None:
+                        self._go_on_beside(watched)
 
-    def _go_on_beside(self) -> None:
+    def _go_on_beside(self, watched: WatchedProducer) -> None:
         """Sends the outputs of other lanes before an element that takes long."""
         stuck, connection = self._lane, self._connection
         while self._is_computing and connection.start is None:
             if time.perf_counter() <= self._began + _STUCK_SECONDS:
                 return
-            place = self.outbox.lanes.index(stuck)
-            missing = [
-                x
-                for i, x in enumerate(self.outbox.lanes)
-                if x is not stuck and x.num_sent < stuck.num_sent + (i < place)
-            ]
-            if not missing:
+            lane = _needed_before(stuck, self.outbox.lanes)
+            if lane is None:
                 return
-            lane = min(missing, key=_num_sent)
-            elements, states, stop = self._watched.take_beside(lane.number)
+            elements, states, stop = watched.take_beside(lane.number)
             if elements:
                 message = self.outbox.encode(elements, states)
                 del elements
@@ -735,40 +471,29 @@ class Worker:
 
     def _obey(self) -> None:
         while self._connection.calls:
-            try:
-                pickle.loads(self._connection.calls.pop(0))(self)
-            except Exception:  # elements are what matters
-                _log.warning("an observer of this worker failed", exc_info=True)
+            _call(self._connection.calls.pop(0), self)
+
+
+def _call(function: bytes, worker: Worker[Chunk]) -> None:
+    try:
+        pickle.loads(function)(worker)
+    except Exception:  # elements are what matters
+        _log.warning("an observer of this worker failed", exc_info=True)
 
 
 def _num_sent(lane: _SentLane) -> int:
     return lane.num_sent
 
 
-class Failed:
-    """The producer in place of one whose task could not be unpickled."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    @classmethod
-    def to_start(cls, error: BaseException, index: int, count: int) -> Failed:
-        """Return the producer of worker ``index`` of ``count``, whose start raised ``error``."""
-        if isinstance(error, Exception):
-            add_note(error, f"Raised in worker {index} of {count}, when it was started.")
-        return cls(error)
-
-    def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
-        raise self._error
-
-    def add(self, lane: int, state: Any) -> None:
-        raise self._error
-
-    def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        return [], [], self._error
-
-    def annotate(self, error: BaseException, lane: int, state: Any) -> None:
-        pass
+def _needed_before(stuck: _SentLane, lanes: Sequence[_SentLane]) -> _SentLane | None:
+    """Returns the first lane that the consumer needs an element of before one of ``stuck``."""
+    place = lanes.index(stuck)
+    needed = [
+        x
+        for i, x in enumerate(lanes)
+        if x is not stuck and x.num_sent < stuck.num_sent + (i < place)
+    ]
+    return min(needed, key=_num_sent) if needed else None
 
 
 def serve(
@@ -778,7 +503,7 @@ def serve(
     lifeline: int,
     index: int,
     count: int,
-    preamble: dict[str, Any],
+    preamble: Preamble,
 ) -> None:
     """Runs a worker until its connection ends; then the process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -807,10 +532,10 @@ def made_worker(
     payload: int,
     index: int,
     count: int,
-    preamble: dict[str, Any],
+    preamble: Preamble,
     turns: Turns | None = None,
-) -> Worker:
-    """Return a worker for the task in ``payload``, which is loaded.
+) -> Worker[Slot]:
+    """A worker for the task in ``payload``, which is loaded.
 
     Raises:
         SystemExit: that is what the task wants.
@@ -821,6 +546,7 @@ def made_worker(
     encoder = Encoder(arena, preamble["min_shared_bytes"])
     load = partial(_load, payload, preamble)
 
+    producer: Producer
     try:
         log.begin(1)
         producer = load()(index, count, encoder.allocate)
@@ -831,24 +557,22 @@ def made_worker(
     except BaseException as error:
         producer = Failed.to_start(error, index, count)
     producer.log = log
-    channel.frugal = producer if hasattr(producer, "hold") else None
-    if turns is not None and hasattr(producer, "share"):
+    channel.frugal = producer if is_frugal(producer) else None
+    if turns is not None and is_sharing(producer):
         producer.share(turns)
     return Worker(channel, encoder, producer, load, turns)
 
 
-def _load(payload: int, preamble: dict[str, Any]) -> Any:
-    """Return the task, from memory that all workers share; what they write to it stays their
-    own.
-    """
+def _load(payload: int, preamble: Preamble) -> Any:
+    """The task, from memory that all workers share; what they write to it stays their own."""
     memory = memoryview(
         mmap.mmap(payload, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     )
     return load_task(*[memory[start:stop] for start, stop in preamble["parts"]])
 
 
-def load_task(setup: Any, task: Any, *buffers: Any) -> Any:
-    """Return the task in the parts of a ``Payload``, in the surroundings that it is to have."""
+def load_task(setup: Part, task: Part, *buffers: Part) -> Any:
+    """The task in the parts of a ``Payload``, in the surroundings that it is to have."""
     with timed_imports():
         calls, values, own = pickle.loads(setup)
         for function, args in calls:

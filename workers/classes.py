@@ -6,32 +6,40 @@ import dataclasses
 import typing
 from abc import ABCMeta
 from collections.abc import Callable
+from enum import Enum
 from types import GetSetDescriptorType, MemberDescriptorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from cloudpickle import cloudpickle as _cloudpickle
 
 from gristmill.core.node_types import Registration, receive, registration_of
+from gristmill.workers.reductions import Reduced
 
 _SKELETONS = (_cloudpickle._make_skeleton_class, _cloudpickle._make_skeleton_enum)
+
+
+Namespace: TypeAlias = dict[str, object]
+# Attributes and slots, as cloudpickle sets them.
+ClassState: TypeAlias = tuple[Namespace, Namespace]
 
 
 class _State(NamedTuple):
     """State of a class, with more than cloudpickle sets."""
 
-    set_others: Callable[[type, Any], None]
-    others: Any
-    members: dict[str, dict[str, Any]]  # attributes of each member of an Enum
+    set_others: Callable[[type, ClassState], None]
+    others: ClassState
+    members: dict[str, Namespace]  # attributes of each member of an Enum
     metaclass: type | None  # of an Enum
     registration: Registration | None
 
 
-def completed(cls: type, reduced: Any) -> Any:
-    """Return ``reduced``, cloudpickle's reduction of ``cls``, with the parts that it omits."""
+def completed(cls: type, reduced: Reduced) -> Reduced:
+    """Return ``reduced``, cloudpickle's reduction of ``cls``, with the parts that it leaves out."""
     if not isinstance(reduced, tuple) or reduced[0] not in _SKELETONS:
         return reduced
-    make, args, (attributes, slots), *rest, set_others = reduced
-    members: dict[str, dict[str, Any]] = {}
+    parts: tuple[Any, ...] = reduced
+    make, args, (attributes, slots), *rest, set_others = parts
+    members: dict[str, Namespace] = {}
     metaclass = None
     has_fields = False
     if make is _cloudpickle._make_skeleton_class:
@@ -51,10 +59,10 @@ def completed(cls: type, reduced: Any) -> Any:
                 key: value for key, value in vars(member).items() if key not in _MADE_WITH_A_MEMBER
             }
     registration = registration_of(cls)
-    state: Any = (attributes, slots)
+    state: ClassState = (attributes, slots)
     if metaclass is not None or has_fields or registration is not None:
-        state = _State(set_others, state, members, metaclass, registration)
-        set_others = _set_state
+        more = _State(set_others, state, members, metaclass, registration)
+        return make, args, more, *rest, _set_state
     return make, args, state, *rest, set_others
 
 
@@ -69,7 +77,7 @@ def _set_state(cls: type, state: _State) -> None:
         receive(cls, state.registration)
 
 
-def _add_slots(cls: type, keywords: dict[str, Any], attributes: dict[str, Any]) -> None:
+def _add_slots(cls: type, keywords: Namespace, attributes: Namespace) -> None:
     """Adds the slots of a class to ``keywords``.
 
     Without them, its instances would have a ``__dict__``, which the class of the program refuses.
@@ -84,13 +92,13 @@ def _add_slots(cls: type, keywords: dict[str, Any], attributes: dict[str, Any]) 
         attributes.pop(name, None)
 
 
-def _is_slot(name: str, value: Any) -> bool:
+def _is_slot(name: str, value: object) -> bool:
     return isinstance(value, MemberDescriptorType) or (
         isinstance(value, GetSetDescriptorType) and name in ("__dict__", "__weakref__")
     )
 
 
-def _add_fields(cls: type, namespace: dict[str, Any]) -> bool:
+def _add_fields(cls: type, namespace: Namespace) -> bool:
     """Adds the fields of a dataclass if its metaclass or bases may use them; returns false if not.
 
     A metaclass or a base class may make a dataclass of each new class, and register it with JAX.
@@ -102,7 +110,7 @@ def _add_fields(cls: type, namespace: dict[str, Any]) -> bool:
         ["__init_subclass__" in vars(base) for base in cls.__mro__[1:-1]]
     ):
         return False
-    fields: dict[str, Any] = vars(cls).get("__dataclass_fields__", {})
+    fields: dict[str, dataclasses.Field[object]] = vars(cls).get("__dataclass_fields__", {})
     inherited = {
         id(field)
         for base in cls.__mro__[1:]
@@ -129,7 +137,7 @@ def _remove_fields(cls: type) -> None:
 _MADE_WITH_A_MEMBER = ("_value_", "_name_", "__objclass__", "_sort_order_")
 
 
-def _described_members(cls: Any) -> dict[str, Any]:
+def _described_members(cls: Any) -> Namespace:
     """Return a namespace that makes an Enum of the same members."""
     members = {
         name: (_constructor_args(cls._member_type_, member), member._value_)
@@ -138,28 +146,28 @@ def _described_members(cls: Any) -> dict[str, Any]:
     return {"__new__": _new_member, "__init__": _set_nothing, **members}
 
 
-def _constructor_args(data_type: Any, member: Any) -> tuple[Any, ...]:
+def _constructor_args(data_type: Any, member: Enum) -> tuple[object, ...]:
     """Return the arguments of the ``__new__`` of the type that members are derived from."""
     if data_type.__new__ is object.__new__:
         return ()
     if hasattr(data_type, "__getnewargs__"):
-        args: tuple[Any, ...] = data_type.__getnewargs__(member)
+        args: tuple[object, ...] = data_type.__getnewargs__(member)
         return args
     return member._value_ if isinstance(member._value_, tuple) else (member._value_,)
 
 
-def _new_member(cls: Any, *described: Any) -> Any:
+def _new_member(cls: Any, *described: Any) -> Enum:
     args, value = described[0] if cls._member_type_ is tuple else described
     member = cls._member_type_.__new__(cls, *args)
     member._value_ = value
     return member
 
 
-def _set_nothing(member: Any, *args: Any) -> None:
+def _set_nothing(member: Enum, *args: object) -> None:
     pass
 
 
-def _finish_enum(cls: Any, members: dict[str, dict[str, Any]], attributes: dict[str, Any]) -> None:
+def _finish_enum(cls: type[Enum], members: dict[str, Namespace], attributes: Namespace) -> None:
     for name in {"__init__", "__new_member__"} - attributes.keys():
         if name in vars(cls):
             delattr(cls, name)

@@ -15,17 +15,18 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
 from gristmill.core.errors import add_note, drop_notes_of_serializing
-from gristmill.workers.arena import Arena, ArenaReader, Slot
-from gristmill.workers.messages import ERROR
+from gristmill.workers.arena import Array, Bytes, DType, Order
 from gristmill.workers.pickling import CloudPickler, dumps
+from gristmill.workers.protocol import ERROR
+from gristmill.workers.reductions import Reduced
 from gristmill.workers.remote_errors import decode_error, encode_error
 
 # smaller arrays are copied with the message: that is quicker than looking after a slot
@@ -33,23 +34,49 @@ MIN_SHARED_BYTES = 1 << 15
 
 _ARRAY_TYPES = (np.ndarray, np.memmap)
 
+Chunk = TypeVar("Piece")  # of the memory where arrays go
+_Received = TypeVar("_Received", contravariant=True)  # such a piece, at the other end
+# The elements of a message, the states, and what the next element raised.
+Decoded: TypeAlias = tuple[list[object], object, Exception | None]
 
-def _is_plain_array(obj: Any) -> bool:
+
+class ArrayMemory(Protocol[Chunk]):
+    """Interface of the memory where arrays go; see ``Arena``."""
+
+    def allocate(self, num_bytes: int) -> Chunk: ...
+
+    def view(self, slot: Chunk, /) -> Bytes: ...
+
+    def store(self, array: Array, order: Order) -> Chunk: ...
+
+    def free(self, slot: Chunk, /) -> None: ...
+
+    def settle(self) -> None: ...
+
+
+class ArrayTaker(Protocol[_Received]):
+    """Interface of the other end of this memory; see ``ArenaReader``."""
+
+    def take(self, slot: _Received, /) -> Bytes: ...
+
+
+def _is_plain_array(obj: object) -> TypeGuard[Array]:
     """True if ``obj`` arrives as a plain array."""
     kind = type(obj)
     return kind in _ARRAY_TYPES or getattr(kind, "_travels_as_ndarray", False)
 
 
-class Encoded(NamedTuple):
+class Encoded(NamedTuple, Generic[Chunk]):
     """A message."""
 
-    payload: bytes
-    slots: list[Slot]
+    payload: object
+    slots: list[Chunk]
     num_elements: int  # that are in it
     failure: BaseException | None  # what makes it impossible to send the next one
+    num_bytes: int  # of the payload
 
 
-class Encoder:
+class Encoder(Generic[Chunk]):
     """Turns values into bytes and slots of an arena.
 
     Args:
@@ -62,34 +89,36 @@ class Encoder:
     _file: io.BytesIO  # the message being encoded
     _pickler: _PlainPickler | _ByValuePickler
 
-    def __init__(self, arena: Arena, min_shared_bytes: int, *, writable: bool = True) -> None:
+    def __init__(
+        self, arena: ArrayMemory[Chunk], min_shared_bytes: int, *, writable: bool = True
+    ) -> None:
         self._arena = arena
         self._min_shared_bytes = max(min_shared_bytes, MIN_SHARED_BYTES)
         self._bytes_of: type[bytes | bytearray] = bytearray if writable else bytes
-        self._granted: dict[int, tuple[np.ndarray[Any, Any], Slot]] = {}  # by the id of the array
-        self._slots: list[Slot] = []  # of the message being encoded
+        self._granted: dict[int, tuple[Array, Chunk]] = {}  # by the id of the array
+        self._slots: list[Chunk] = []  # of the message being encoded
         self._sent: list[int] = []  # the granted arrays in it
         self._marker = pickle.PickleBuffer(bytearray(1))  # stands for the next slot
         self._pickler_class: type[_PlainPickler | _ByValuePickler] = _PlainPickler
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Return an uninitialised array, as ``numpy.empty`` gives; a large one is in the arena and
-        need not be copied to be sent.
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """An uninitialised array, as ``numpy.empty`` gives; a large one is in the arena and need
+        not be copied to be sent.
         """
         num_bytes = dtype.itemsize * int(np.prod(shape, dtype=object))
         if num_bytes < self._min_shared_bytes or dtype.hasobject:
             return np.empty(shape, dtype)
         slot = self._arena.allocate(num_bytes)
-        array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, self._arena.view(slot))
+        array: Array = np.ndarray(shape, dtype, self._arena.view(slot))
         self._granted[id(array)] = array, slot
         return array
 
-    def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
-        """Return ``elements`` in a message, as many as can be sent, and ``states``, which must be
+    def encode(self, elements: Sequence[object], states: object) -> Encoded[Chunk]:
+        """``elements`` in a message, as many as can be sent, and ``states``, which must be
         sendable.
         """
         self._file, self._slots, self._sent = io.BytesIO(), [], []
-        self._pickler = self._pickler_class(self._file, self)
+        self._pickler = self._pickler_class(self._file, self._reduce, self._is_inline)
         self._dump(states)
         ends = [self._file.tell()]
         failure = None
@@ -111,10 +140,10 @@ class Encoder:
         self._file.write(struct.pack(f"<{len(ends) + 1}Q", *ends, len(ends)))
         payload = self._file.getvalue()
         del self._pickler, self._file  # which keep the elements
-        return Encoded(payload, self._slots, len(ends) - 1, failure)
+        return Encoded(payload, self._slots, len(ends) - 1, failure, len(payload))
 
-    def encode_state(self, state: Any) -> bytes:
-        """Return a state, or ``None``, as the payload of a message without elements (see
+    def encode_state(self, state: object) -> bytes:
+        """A state, or ``None``, as the payload of a message without elements (see
         ``decode_other``).
         """
         return b"" if state is None else dumps(state)
@@ -130,7 +159,7 @@ class Encoder:
         self._granted.clear()
         self._arena.settle()
 
-    def _dump(self, value: Any) -> None:
+    def _dump(self, value: object) -> None:
         """Appends ``value`` to the message, or raises what makes it impossible to send."""
         before = self._file.tell(), len(self._slots), len(self._sent)
         try:
@@ -144,7 +173,7 @@ class Encoder:
         else:
             return
         # It may take cloudpickle, which costs more; the next outputs will be of the same kind.
-        self._pickler = _ByValuePickler(self._file, self)
+        self._pickler = _ByValuePickler(self._file, self._reduce, self._is_inline)
         self._dump(value)
         self._pickler_class = _ByValuePickler
 
@@ -161,14 +190,15 @@ class Encoder:
     def _is_inline(self, buffer: pickle.PickleBuffer) -> bool:
         return buffer is not self._marker  # users' objects have buffers too
 
-    def _reduce(self, array: np.ndarray[Any, Any]) -> Any:
+    def _reduce(self, array: Array) -> Reduced:
         shape, num_bytes = array.shape, array.nbytes
-        dtype: Any = array.dtype
-        if dtype.hasobject:
+        if array.dtype.hasobject:
             return NotImplemented
-        if dtype.isbuiltin == 1 and dtype.kind in "biufc":
-            dtype = dtype.str  # quicker to pickle
-        order = () if array.flags.c_contiguous or not array.flags.f_contiguous else (0, None, "F")
+        is_number = array.dtype.isbuiltin == 1 and array.dtype.kind in "biufc"
+        dtype = array.dtype.str if is_number else array.dtype  # quicker to pickle
+        order: Order = (
+            () if array.flags.c_contiguous or not array.flags.f_contiguous else (0, None, "F")
+        )
         if num_bytes < self._min_shared_bytes:
             return np.ndarray, (
                 shape,
@@ -187,35 +217,45 @@ class Encoder:
 
 
 class _PlainPickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, encoder: Encoder) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=encoder._is_inline)
-        self._encoder = encoder
+    def __init__(
+        self,
+        file: io.BytesIO,
+        reduce: Callable[[Array], Reduced],
+        is_inline: Callable[[pickle.PickleBuffer], bool],
+    ) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=is_inline)
+        self._reduce = reduce
 
-    def reducer_override(self, obj: Any) -> Any:
-        return self._encoder._reduce(obj) if _is_plain_array(obj) else NotImplemented
+    def reducer_override(self, obj: object) -> Reduced:
+        return self._reduce(obj) if _is_plain_array(obj) else NotImplemented
 
 
 class _ByValuePickler(CloudPickler):
-    def __init__(self, file: io.BytesIO, encoder: Encoder) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL, encoder._is_inline)
-        self._encoder = encoder
+    def __init__(
+        self,
+        file: io.BytesIO,
+        reduce: Callable[[Array], Reduced],
+        is_inline: Callable[[pickle.PickleBuffer], bool],
+    ) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, is_inline)
+        self._reduce = reduce
 
-    def reducer_override(self, obj: Any) -> Any:
-        reduced = self._encoder._reduce(obj) if _is_plain_array(obj) else NotImplemented
+    def reducer_override(self, obj: object) -> Reduced:
+        reduced = self._reduce(obj) if _is_plain_array(obj) else NotImplemented
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
 def decode(
-    payload: Any, slots: list[Slot], reader: ArenaReader
-) -> tuple[list[Any], Any, Exception | None]:
-    """Return the elements of a message, as many as can be unpickled; the states; and what the next
-    element raised.
+    payload: bytes | memoryview, slots: list[_Received], reader: ArrayTaker[_Received]
+) -> Decoded:
+    """The elements of a message, as many as can be unpickled; the states; and what the next element
+    raised.
 
     Large arrays look at the slots.
     """
     buffers = iter([reader.take(slot) for slot in slots])
     data = memoryview(payload)
-    elements: list[Any] = []
+    elements: list[object] = []
     states = None
     (num,) = struct.unpack_from("<Q", data, len(data) - 8)
     ends = struct.unpack_from(f"<{num}Q", data, len(data) - 8 * (num + 1))
@@ -228,7 +268,7 @@ def decode(
     return elements, states, None
 
 
-def decode_other(kind: int, payload: bytes) -> Any:
+def decode_other(kind: int, payload: bytes) -> object:
     """Return the content of a message other than ``OUTPUTS``: for ``ERROR`` what makes the error,
     else a state or ``None``.
     """

@@ -8,20 +8,46 @@ from __future__ import annotations
 
 import pickle
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias, TypeGuard
+
+Values: TypeAlias = dict[str, object]  # by the names of flags
 
 
-def is_absl_flags(obj: Any) -> bool:
-    return (
-        obj is getattr(sys.modules.get("absl.flags"), "FLAGS", obj) and "absl.flags" in sys.modules
-    )
+class Flag(Protocol):
+    name: str
+    value: object
+    using_default_value: bool
 
 
-def flag_values() -> dict[str, Any]:
-    """Returns the flags of this process that do not have their default value, if it uses absl and
-    has parsed its flags.
+class FlagValues(Protocol):
+    """``absl.flags.FLAGS``."""
+
+    def is_parsed(self) -> bool: ...
+
+    def mark_as_parsed(self) -> None: ...
+
+    def flags_by_module_dict(self) -> dict[str, list[Flag]]: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __getitem__(self, name: str) -> Flag: ...
+
+
+def is_absl_flags(obj: object) -> TypeGuard[FlagValues]:
+    return obj is not None and obj is _used_flags()
+
+
+def _used_flags() -> FlagValues | None:
+    """The flags of this process, if it uses absl."""
+    return getattr(sys.modules.get("absl.flags"), "FLAGS", None)
+
+
+def flag_values() -> Values:
+    """The flags of this process that do not have their default value, if it uses absl and has
+    parsed its flags.
     """
-    flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
+    flags = _used_flags()
     if flags is None or not flags.is_parsed():
         return {}
     return {
@@ -31,7 +57,7 @@ def flag_values() -> dict[str, Any]:
     }
 
 
-def set_flags(values: dict[str, Any], own: dict[str, Any]) -> None:
+def set_flags(values: Values, own: Values) -> None:
     """Gives the flags of this process, if it uses absl, these values.
 
     Args:
@@ -46,21 +72,21 @@ def set_flags(values: dict[str, Any], own: dict[str, Any]) -> None:
         flags.mark_as_parsed()
 
 
-def own_flags() -> dict[str, Any]:
-    """Returns the flags that the main module defines."""
-    flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
+def own_flags() -> Values:
+    """The flags that the main module defines."""
+    flags = _used_flags()
     own = () if flags is None else flags.flags_by_module_dict().get(sys.argv[0], ())
     return {flag.name: flag.value for flag in own if _can_be_pickled(flag.value)}
 
 
-def reduce_flags(flags: Any) -> Any:
+def reduce_flags(flags: FlagValues) -> tuple[Callable[[Values], FlagValues], tuple[Values]]:
     """Pickles ``FLAGS`` itself, to which functions of ``__main__`` may refer: a worker does not run
     that module.
     """
     return _flags_with, (own_flags(),)
 
 
-def _flags_with(values: dict[str, Any]) -> Any:
+def _flags_with(values: Values) -> FlagValues:
     from absl import flags
 
     for name, value in values.items():
@@ -70,7 +96,7 @@ def _flags_with(values: dict[str, Any]) -> Any:
     return flags.FLAGS
 
 
-def _can_be_pickled(value: Any) -> bool:
+def _can_be_pickled(value: object) -> bool:
     try:
         pickle.dumps(value)
     except Exception:

@@ -42,13 +42,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Never, TypeAlias
 
 from gristmill.core.descriptors import is_scarcity
 from gristmill.workers.arena import open_memory
 from gristmill.workers.descriptors import above_standard, close_all
 from gristmill.workers.exits import SHORTEST_SECONDS, Process
-from gristmill.workers.messages import FORK, FORK_REQUEST, KILL_REQUEST, RECORD
+from gristmill.workers.protocol import FORK, FORK_REQUEST, KILL_REQUEST, RECORD
 from gristmill.workers.setup import preloaded
 from gristmill.workers.starts import interpreter, start_boot
 
@@ -71,9 +71,12 @@ _INHERITED = (
 )
 
 
-def inherited_environment(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
-    """Return all that a process inherits when it starts and cannot change later; ``None`` where
-    none can be forked.
+Inherited: TypeAlias = tuple[object, ...]  # can be hashed
+
+
+def inherited_environment(environment: Mapping[str, str]) -> Inherited | None:
+    """All that a process inherits when it starts and cannot change later; ``None`` where none can
+    be forked.
     """
     if sys.platform != "linux":  # on macOS, system libraries do not survive it
         return None
@@ -126,11 +129,11 @@ class ForkServer:
     idle_seconds = 3.0  # after the last pool
     num_descriptors = 0  # it is not limited
 
-    def __init__(self, key: tuple[Any, ...], environment: Mapping[str, str]) -> None:
+    def __init__(self, key: Inherited, environment: Mapping[str, str]) -> None:
         self.key = key
         self.idle_until = 0.0
         self.owner: Callable[[], object] = lambda: None
-        self.workers: list[Any] = []  # are those of pools
+        self.workers: Sequence[Never] = ()  # are those of pools
         self.is_late = False  # it has not forked a worker in time
         self._is_closed = False
         self._users: set[object] = set()
@@ -229,11 +232,12 @@ class ForkServer:
             )
 
     def record(self, slot: int) -> tuple[int, int]:
-        """Return the record that it wrote about a worker; see ``RECORD``."""
-        for ledger in self._fds[1:]:
-            data = os.pread(ledger, RECORD.size, slot * RECORD.size)
-            return RECORD.unpack(data.ljust(RECORD.size, b"\0"))
-        return 0, 0
+        """The record that it wrote about a worker; see ``RECORD``."""
+        ledger = self._fds[1:]  # empty once it was closed, perhaps by another thread
+        if not ledger:
+            return 0, 0
+        data = os.pread(ledger[0], RECORD.size, slot * RECORD.size)
+        return RECORD.unpack(data.ljust(RECORD.size, b"\0"))
 
     @property
     def is_closed(self) -> bool:

@@ -26,7 +26,7 @@ from functools import partial
 from os import _exit as end_process
 
 from gristmill.workers.child import die_with
-from gristmill.workers.messages import FORK, KILL_REQUEST, RECORD
+from gristmill.workers.protocol import FORK, KILL_REQUEST, RECORD
 
 _MAX_FDS = 7
 _STREAMS = (1, 2)

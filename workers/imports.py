@@ -6,8 +6,8 @@ import builtins
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 
 _SLOW_SECONDS = 0.5  # from here on an import is worth a word
 
@@ -24,13 +24,19 @@ def timed_imports() -> Iterator[None]:
     """Measure the imports until the end of the context. No other thread may run."""
     original = builtins.__import__
 
-    def timed(name: str, *args: Any, **kwargs: Any) -> Any:
+    def timed(
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
         top = name.partition(".")[0]
         if not top or top in sys.modules:  # relative to a package that is being imported, or known
-            return original(name, *args, **kwargs)
+            return original(name, globals, locals, fromlist, level)
         began = time.perf_counter()
         try:
-            return original(name, *args, **kwargs)
+            return original(name, globals, locals, fromlist, level)
         finally:
             _seconds[top] = _seconds.get(top, 0.0) + time.perf_counter() - began
 

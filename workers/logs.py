@@ -6,12 +6,22 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import Literal, TypedDict
 
 
-def log_settings() -> dict[str, Any] | None:
-    """Returns the settings with which this program logs to the terminal: format and levels;
-    ``None`` if it does not. Plain data.
+class LogSettings(TypedDict):
+    """The way that a program logs to the terminal, as plain data."""
+
+    format: str
+    dates: str | None
+    handler_level: int
+    level: int
+    levels: dict[str, int]  # of loggers that have one
+
+
+def log_settings() -> LogSettings | None:
+    """The settings with which this program logs to the terminal: format and levels; ``None`` if it
+    does not. Plain data.
     """
     root = logging.getLogger()
     streams = (sys.stderr, sys.stdout)
@@ -21,10 +31,10 @@ def log_settings() -> dict[str, Any] | None:
     if handler is None:
         return None
     formatter = handler.formatter or logging.Formatter()
-    manager: dict[str, Any] = root.manager.loggerDict
+    loggers = [*root.manager.loggerDict.items()]
     levels = {
         str(name): int(log.level)
-        for name, log in [*manager.items()]
+        for name, log in loggers
         if isinstance(log, logging.Logger) and log.level
     }
     return {
@@ -36,7 +46,7 @@ def log_settings() -> dict[str, Any] | None:
     }
 
 
-def log_like(settings: dict[str, Any] | None, index: int, count: int) -> None:
+def log_like(settings: LogSettings | None, index: int, count: int) -> None:
     """Called in a worker, after the user's own function: lets it log so, unless logging was set up
     differently.
 
@@ -60,7 +70,7 @@ def log_like(settings: dict[str, Any] | None, index: int, count: int) -> None:
 
 class _WorkerFormatter(logging.Formatter):
     def __init__(self, text: str, dates: str | None, prefix: str) -> None:
-        style: Any = (
+        style: Literal["{", "$", "%"] = (
             "{" if "{message" in text else "$" if "$message" in text or "${message" in text else "%"
         )
         super().__init__(text, dates, style, validate=False)

@@ -6,9 +6,8 @@ import marshal
 import os
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.config import config
 from gristmill.core.node_types import expect
@@ -16,7 +15,7 @@ from gristmill.workers.arena import open_memory
 from gristmill.workers.flags import flag_values, own_flags
 from gristmill.workers.logs import log_settings
 from gristmill.workers.pickling import dumps, pickled_registrations
-from gristmill.workers.setup import Call, setup_calls
+from gristmill.workers.setup import Call, Preamble, setup_calls
 
 # Arrays of a task of at least this size are shared by its workers instead of copied.
 _MIN_BUFFER_BYTES = 1 << 16
@@ -58,7 +57,10 @@ class Payload:
     """
 
     def __init__(
-        self, task: Any, options: Mapping[str, Any], environment: Mapping[str, str | None]
+        self,
+        task: Callable[..., object],
+        options: Preamble,
+        environment: Mapping[str, str | None],
     ) -> None:
         buffers: list[memoryview] = []
 
@@ -83,7 +85,7 @@ class Payload:
         for part in self.parts:
             ends.append(-(-(ends[-1] + len(part)) // 64) * 64)
         self._starts = ends[:-1]
-        self.preamble = {
+        self.preamble: Preamble = {
             "path": [str(entry) for entry in sys.path if isinstance(entry, str)],
             "argv": [str(arg) for arg in getattr(sys, "argv", [])],
             "directory": _working_directory(),
@@ -106,7 +108,7 @@ class Payload:
                 while view:
                     num = os.pwrite(fd, view[: 1 << 30], start)
                     view, start = view[num:], start + num
-            preamble = marshal.dumps(self.preamble)
+            preamble = marshal.dumps({**self.preamble})
             end = os.fstat(fd).st_size
             os.pwrite(fd, preamble, end)
             os.pwrite(fd, end.to_bytes(8, "little") + len(preamble).to_bytes(8, "little"), 0)

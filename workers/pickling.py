@@ -30,6 +30,7 @@ from gristmill.workers.classes import completed
 from gristmill.workers.flags import is_absl_flags, reduce_flags
 from gristmill.workers.reductions import (
     REDUCERS,
+    Reduced,
     is_importable,
     is_single_dispatch,
     reduce_cached_property,
@@ -48,7 +49,7 @@ class CloudPickler(cloudpickle.Pickler):
         {**cloudpickle.Pickler.dispatch_table, **REDUCERS}, copyreg.dispatch_table
     )
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Reduced:
         kind = type(obj)
         if issubclass(kind, type):
             if obj in _received:
@@ -101,8 +102,10 @@ def _class_named(name: str) -> type:
     return _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[name]
 
 
-def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Return ``value`` pickled, by value what cannot be imported; raises any error that makes that
+def dumps(
+    value: object, buffer_callback: Callable[[pickle.PickleBuffer], object] | None = None
+) -> bytes:
+    """``value`` pickled, by value what cannot be imported; raises whatever makes that
     impossible.
     """
     file = io.BytesIO()

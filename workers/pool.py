@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -11,8 +10,9 @@ from gristmill.core.locks import Lock
 from gristmill.core.uninterrupted import uninterrupted
 from gristmill.workers.descriptors import close_all
 from gristmill.workers.fork_server import ForkServer
+from gristmill.workers.handle import WorkerHandle
 from gristmill.workers.payload import Payload
-from gristmill.workers.process import NUM_DESCRIPTORS, WorkerHandle, WorkerProcess, check_system
+from gristmill.workers.process import NUM_DESCRIPTORS, SocketTransport, check_system, start_process
 from gristmill.workers.registry import registry
 
 _IDLE_SECONDS = 1.0
@@ -28,9 +28,9 @@ class WorkerPool:
         self.preamble, self.environment = payload.preamble, payload.environment
         self.idle_until = 0.0
         self.owner: Callable[[], object] = lambda: None
-        self.workers: list[WorkerHandle] = []
+        self.workers: list[WorkerHandle[SocketTransport]] = []
         # called for every process that replaces another one
-        self.on_start: Callable[[WorkerHandle], None] | None = None
+        self.on_start: Callable[[WorkerHandle[SocketTransport]], None] | None = None
         self._count = count
         self._is_closed = False
         self._replacing = Lock()
@@ -53,8 +53,13 @@ class WorkerPool:
             self._fork_servers.add(fork_server)
         return fork_server
 
-    def _new_worker(self, index: int, fork_server: ForkServer | None) -> WorkerHandle:
-        return WorkerProcess(index, self._count, self._payload, self.environment, fork_server)
+    def _new_worker(
+        self, index: int, fork_server: ForkServer | None
+    ) -> WorkerHandle[SocketTransport]:
+        return WorkerHandle(index, self._new_transport(index, fork_server))
+
+    def _new_transport(self, index: int, fork_server: ForkServer | None) -> SocketTransport:
+        return start_process(index, self._count, self._payload, self.environment, fork_server)
 
     @property
     def is_closed(self) -> bool:
@@ -65,8 +70,8 @@ class WorkerPool:
         """Number of file descriptors that the pool has open in this process."""
         return 1 + NUM_DESCRIPTORS * self._count
 
-    def worker(self, index: int) -> WorkerHandle:
-        """Return the worker, or a new process in its place if it has died or its connection was
+    def worker(self, index: int) -> WorkerHandle[SocketTransport]:
+        """The worker, or a new process in its place if it has died or its connection was
         interrupted.
         """
         if not self.workers[index].is_alive():
@@ -77,8 +82,9 @@ class WorkerPool:
         with self._replacing:
             if self.workers[index].is_alive():
                 return  # the previous caller was interrupted
-            self.workers[index].close(time.monotonic())
-            fork_server = self._fork_server() if self.workers[index].was_born else None
+            former = self.workers[index]
+            former.kill()
+            fork_server = self._fork_server() if former.transport.was_born else None
             worker = with_descriptors(partial(self._new_worker, index, fork_server))
             try:
                 if self.on_start is not None:
@@ -86,7 +92,7 @@ class WorkerPool:
             finally:
                 self.workers[index] = worker
                 if self._is_closed:  # in the meantime
-                    worker.close(time.monotonic())
+                    worker.kill()
 
     def resize(self, count: int) -> None:
         """Have ``count`` workers. The last ones end without a wait."""
@@ -106,7 +112,7 @@ class WorkerPool:
                 if self.on_start is not None:
                     self.on_start(worker)
                 if self.is_closed:  # in the meantime
-                    worker.close(time.monotonic())
+                    worker.kill()
 
     def runs(self, payload: Payload, count: int) -> bool:
         """True if the pool runs exactly this task."""

@@ -23,37 +23,88 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 import ray
 
-from gristmill.core.errors import add_note
 from gristmill.core.locks import Lock, Signal
-from gristmill.workers.child import Disconnected, Failed, Worker, end_with, load_task
+from gristmill.workers.arena import Array, Bytes, Order
+from gristmill.workers.child import Worker, end_with, load_task
 from gristmill.workers.codec import Encoder
+from gristmill.workers.connections import Connection, Disconnected, Size
 from gristmill.workers.crash_journal import LOG_BYTES, CrashJournal
-from gristmill.workers.logs import log_like
-from gristmill.workers.messages import CALL, START
-from gristmill.workers.setup import be_worker
+from gristmill.workers.logs import LogSettings, log_like
+from gristmill.workers.producers import Failed, Producer
+from gristmill.workers.protocol import CLOSE, START, Header, counted_bytes
+from gristmill.workers.setup import Part, be_worker
 
 _log = logging.getLogger("gristmill")
 
-CLOSE = 4  # a command besides those of ``messages``: the session is over
 MAX_SESSIONS = 64  # of one actor at a time
 
 _EXPIRY_SECONDS = 600.0
-_MIN_BYTES = 128  # that an element counts for
 
-Command = tuple[int, int, Any]  # kind, generation, content
+Command: TypeAlias = tuple[int, int, object]  # kind, generation, content
+
+
+class ObjectRef(Protocol):
+    """A reference to an object in Ray's store."""
+
+
+class Method(Protocol):
+    """A method of an actor."""
+
+    def remote(self, *args: object) -> ObjectRef: ...
+
+
+class StreamingMethod(Protocol):
+    """A method of an actor that is a generator."""
+
+    def remote(self, *args: object) -> Iterator[ObjectRef]: ...
+
+
+class ActorHandle(Protocol):
+    """A ``ray_actor.Actor``, as Ray gives it."""
+
+    messages: StreamingMethod
+    post: Method
+    place: Method
+    stacks: Method
+
+
+class ActorClass(Protocol):
+    """``Actor`` as Ray makes actors of it."""
+
+    def options(self, **options: object) -> ActorClass: ...
+
+    def remote(self, environment: Mapping[str, str]) -> ActorHandle: ...
+
+
+class Message(NamedTuple):
+    """A message in Ray's object store."""
+
+    header: Header
+    num_bytes: int  # that it counts for
+    payload: Bytes
+    arrays: list[Bytes]
+
+
+class ActorSettings(TypedDict):
+    """The beginning of a payload for an actor; see ``setup.Preamble``."""
+
+    path: list[str]
+    min_shared_bytes: int
+    logs: LogSettings | None
+    writable: bool  # arrays arrive so
 
 
 class ArrayBytes:
     """Bytes of an array."""
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: Bytes) -> None:
         self.array = array
 
 
@@ -63,10 +114,10 @@ class Heap:
     def allocate(self, num_bytes: int) -> ArrayBytes:
         return ArrayBytes(np.empty(num_bytes, np.uint8))
 
-    def view(self, piece: ArrayBytes) -> np.ndarray[Any, Any]:
+    def view(self, piece: ArrayBytes) -> Bytes:
         return piece.array
 
-    def store(self, array: np.ndarray[Any, Any], order: tuple[Any, ...]) -> ArrayBytes:
+    def store(self, array: Array, order: Order) -> ArrayBytes:
         return ArrayBytes(
             np.ascontiguousarray(array.T if order else array).reshape(-1).view(np.uint8)
         )
@@ -78,24 +129,19 @@ class Heap:
         pass
 
 
-class Channel:
+class Channel(Connection[ArrayBytes]):
     """Between a worker and its consumer; three threads use it: the worker's, the one that gives
     messages to Ray, and Ray's for commands.
     """
 
     def __init__(self) -> None:
-        self.start: Any = None  # see ``child.Connection``
-        self.is_for_another = False
-        self.calls: list[bytes] = []
-        # lanes of actors change with a new start alone
-        self.changes: list[tuple[dict[int, Any], Sequence[int]]] = []
+        super().__init__()
         # something has changed for that thread
         self._for_worker, self._for_ray = Signal(), Signal()
         self._commands: deque[Command] = deque()
-        self._outbox: Any = None  # the message that is being handed over
+        self._outbox: Message | None = None  # that is being handed over
         self._is_closed = False
         self._heard = time.monotonic()
-        self._generation = 0
         self._budget = 0
         self._num_sent = self._bytes_sent = 0
         self._num_wanted = self._bytes_taken = 0
@@ -111,13 +157,18 @@ class Channel:
         self._for_ray.set()
 
     def receive(self, *, wait: bool) -> None:
-        """Obeys the commands that are there."""
+        """See ``Connection``."""
         while wait and not self._commands:
             self._wait()
         if self._is_closed:
             raise Disconnected
         while self._commands:
-            self._obey(*self._commands.popleft())
+            kind, generation, content = self._commands.popleft()
+            if kind == START:
+                assert isinstance(content, tuple)
+                self._budget, body = content
+                content = pickle.loads(body)
+            self._obey(kind, generation, content)
 
     def _wait(self) -> None:
         left = self._heard + _EXPIRY_SECONDS - time.monotonic()
@@ -128,38 +179,34 @@ class Channel:
             raise Disconnected
         self._for_worker.wait(left)
 
-    def _obey(self, kind: int, generation: int, content: Any) -> None:
-        if kind == START:
-            self._budget, body = content
-            states, skip, quarantine, is_for_another = pickle.loads(body)
-            self.start = states, skip, quarantine
-            self.is_for_another |= is_for_another  # also if a start is overtaken
-            self._generation = generation
-            self._num_sent = self._bytes_sent = self._num_wanted = self._bytes_taken = 0
-        elif kind == CALL:
-            self.calls.append(content)
-        elif generation == self._generation:
-            self._num_wanted, self._bytes_taken = content
+    def _begin(self) -> None:
+        self._num_sent = self._bytes_sent = self._num_wanted = self._bytes_taken = 0
+
+    def _note_taken(self, content: object) -> None:
+        assert isinstance(content, tuple)
+        self._num_wanted, self._bytes_taken = content
 
     def send(
-        self, kind: int, payload: bytes, slots: list[Any], num_elements: int = 0, lane: int = 0
+        self,
+        kind: int,
+        payload: object,
+        slots: list[ArrayBytes],
+        num_elements: int = 0,
+        lane: int = 0,
     ) -> None:
-        """Sends a message as soon as the consumer lets it, unless it wants a new start
-        meanwhile.
-        """
-        num_bytes = max(
-            num_elements * _MIN_BYTES, len(payload) + sum([piece.array.nbytes for piece in slots])
-        )
-        while self.start is None and num_elements and not self._may_send(num_bytes):
-            self.receive(wait=True)
-        if self.start is not None:
+        """See ``Connection``."""
+        assert isinstance(payload, bytes)
+        held = len(payload) + sum([piece.array.nbytes for piece in slots])
+        size = Size(num_elements, counted_bytes(num_elements, held), held)
+        if not self._wait_for_room(size):
             return
         self._num_sent += 1
-        self._bytes_sent += num_bytes
+        self._bytes_sent += size.counted
+        header = Header(kind, lane, self._generation)
         body = np.frombuffer(payload, np.uint8), [piece.array for piece in slots]
-        self.hand_over((kind, lane, self._generation, num_bytes, *body))
+        self.hand_over(Message(header, size.counted, *body))
 
-    def hand_over(self, message: tuple[Any, ...]) -> None:
+    def hand_over(self, message: Message) -> None:
         """Waits until Ray has stored a message."""
         self._outbox = message
         self._for_ray.set()
@@ -168,24 +215,24 @@ class Channel:
                 raise Disconnected
             self._for_worker.wait()
 
-    def _may_send(self, num_bytes: int) -> bool:
+    def _may_send(self, size: Size) -> bool:
         return (
-            self._num_sent < self._num_wanted
-            or self._bytes_sent - self._bytes_taken + num_bytes <= self._budget
+            not size.num_elements
+            or self._num_sent < self._num_wanted
+            or self._bytes_sent - self._bytes_taken + size.counted <= self._budget
         )
 
-    def messages(self) -> Iterator[Any]:
-        """Yields the messages to the consumer; a caller that takes the next one has stored the
-        previous one.
+    def messages(self) -> Iterator[Message]:
+        """The messages to the consumer; a caller that takes the next one has stored the previous
+        one.
         """
         while True:
             while self._outbox is None and not self._is_closed:
                 self._for_ray.wait()
             if self._is_closed:
                 return
-            message = self._outbox
-            yield message
-            del message
+            assert self._outbox is not None
+            yield self._outbox
             self._outbox = None
             self._for_worker.set()
 
@@ -231,8 +278,10 @@ class Actor:
         if channel is not None:
             channel.post(commands)
 
-    def messages(self, session: bytes, index: int, count: int, payload: list[Any]) -> Iterator[Any]:
-        """Yields the messages of a worker that runs a task. The commands of the session control it.
+    def messages(
+        self, session: bytes, index: int, count: int, payload: list[ObjectRef]
+    ) -> Iterator[Message]:
+        """The messages of a worker that runs a task. The commands of the session control it.
 
         Args:
             session: its name.
@@ -260,7 +309,7 @@ class Actor:
                 return None
             return self._channels.setdefault(session, Channel())
 
-    def _work(self, channel: Channel, index: int, count: int, payload: Any) -> None:
+    def _work(self, channel: Channel, index: int, count: int, payload: ObjectRef) -> None:
         try:
             node, process_id = self.place()
             _serve(channel, index, count, payload, f"on node {node}, process {process_id}")
@@ -273,42 +322,43 @@ class Actor:
             end_with(SystemExit(1))
 
 
-def _serve(channel: Channel, index: int, count: int, payload: Any, place: str) -> None:
-    settings, *parts = ray.get(payload)
+def _serve(channel: Channel, index: int, count: int, payload: ObjectRef, place: str) -> None:
+    settings, *parts = _fetched(payload)
     # of the consumer, if it is here
     sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])
-    arena: Any = Heap()
-    encoder = Encoder(arena, settings["min_shared_bytes"], writable=settings["writable"])
+    encoder = Encoder(Heap(), settings["min_shared_bytes"], writable=settings["writable"])
 
     load = partial(load_task, *parts)
-    producer: Any
+    producer: Producer
     try:
         producer = load()(index, count, encoder.allocate)
         producer.place = place
-        producer.log = CrashJournal(bytearray(LOG_BYTES))
         log_like(settings["logs"], index, count)
     except SystemExit:
         raise
     except BaseException as error:
-        if isinstance(error, Exception):
-            add_note(error, f"Raised in worker {index} of {count}, {place}, when it was started.")
-        producer = Failed(error)
+        producer = Failed.to_start(error, index, count, place)
+    producer.log = CrashJournal(bytearray(LOG_BYTES))
     Worker(channel, encoder, producer, load).run()
 
 
-_METHODS: dict[str, dict[str, Any]] = {
+def _fetched(payload: ObjectRef) -> tuple[ActorSettings, *tuple[Part, ...]]:
+    return ray.get(payload)
+
+
+_METHODS = {
     "messages": {"concurrency_group": "messages"},
     "post": {"concurrency_group": "commands"},
 }
 
 
-def actor_class() -> Callable[..., Any]:
-    """Returns ``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long
-    as it lasts; commands have one alone, which keeps them in order.
+def actor_class() -> ActorClass:
+    """``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long as it
+    lasts; commands have one alone, which keeps them in order.
     """
     for name, options in _METHODS.items():
         setattr(Actor, name, ray.method(**options)(vars(Actor)[name]))
-    made: Callable[..., Any] = ray.remote(
-        concurrency_groups={"messages": MAX_SESSIONS, "commands": 1}
-    )(Actor)
+    made: ActorClass = ray.remote(concurrency_groups={"messages": MAX_SESSIONS, "commands": 1})(
+        Actor
+    )
     return made

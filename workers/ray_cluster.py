@@ -7,7 +7,7 @@ import os
 import sys
 import types
 from functools import cache
-from typing import Any
+from types import ModuleType
 
 from gristmill.core.errors import missing_package
 
@@ -16,9 +16,10 @@ _log = logging.getLogger("gristmill")
 _LOOPBACK = "127.0.0.1"
 # on Linux, too: with 0, Ray takes the loopback address for its own
 _MAY_BE_REACHED = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_REACHABLE = "ENABLE_RAY_CLUSTER"  # the same where Ray has been imported
 
 
-def connected() -> Any:
+def connected() -> ModuleType:
     """Ray, connected to a cluster: the one that this program uses already, that of ``RAY_ADDRESS``,
     or a new one of its own.
 
@@ -66,18 +67,21 @@ def cluster_cpus() -> int:
     )
 
 
-def _start(ray: Any) -> None:
-    constants: Any = sys.modules.get("ray._private.ray_constants", types.SimpleNamespace())
-    before = os.environ.get(_MAY_BE_REACHED), getattr(constants, "ENABLE_RAY_CLUSTER", None)
+def _start(ray: ModuleType) -> None:
+    constants: ModuleType | types.SimpleNamespace = sys.modules.get(
+        "ray._private.ray_constants", types.SimpleNamespace()
+    )
+    before = os.environ.get(_MAY_BE_REACHED), getattr(constants, _REACHABLE, None)
     # for the processes that are started, and for this one
-    os.environ[_MAY_BE_REACHED], constants.ENABLE_RAY_CLUSTER = "0", False
+    os.environ[_MAY_BE_REACHED] = "0"
+    setattr(constants, _REACHABLE, False)
     try:
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
     finally:
         os.environ.pop(_MAY_BE_REACHED)
         if before[0] is not None:
             os.environ[_MAY_BE_REACHED] = before[0]
-        constants.ENABLE_RAY_CLUSTER = before[1]
+        setattr(constants, _REACHABLE, before[1])
     address = ray.util.get_node_ip_address()
     if address != _LOOPBACK:
         ray.shutdown()

@@ -17,16 +17,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import ray
 
 from gristmill.core.ray_options import RayOptions
+from gristmill.workers.handle import WorkerHandle
 from gristmill.workers.payload import Payload, accelerator_free
-from gristmill.workers.ray_actor import actor_class
-from gristmill.workers.ray_worker import RayWorker
+from gristmill.workers.ray_actor import ActorHandle, ActorSettings, ObjectRef, actor_class
+from gristmill.workers.ray_transport import RayTransport
 from gristmill.workers.registry import registry
+from gristmill.workers.setup import Part
 
 _log = logging.getLogger("gristmill")
 
@@ -36,7 +37,7 @@ _STORE_SHARE = 0.5  # of the smallest object store that there is
 _NAMESPACE = "gristmill"
 
 # actors of pools with a name that this process has asked for: they last as long as it does
-_named: dict[str, Any] = {}
+_named: dict[str, ActorHandle] = {}
 
 
 class _ActorSlot:
@@ -47,7 +48,7 @@ class _ActorSlot:
         make: asks Ray for an actor.
     """
 
-    def __init__(self, index: int, make: Callable[[int], Any]) -> None:
+    def __init__(self, index: int, make: Callable[[int], ActorHandle]) -> None:
         self.index = index
         self._make = make
         self.ask()
@@ -95,12 +96,14 @@ class RayPool:
     def __init__(self, payload: Payload, options: RayOptions) -> None:
         self.idle_until = 0.0
         self.owner: Callable[[], object] = lambda: None
-        self.on_start: Callable[[RayWorker], None] | None = None
-        self._workers: dict[int, RayWorker] = {}
+        self.on_start: Callable[[WorkerHandle[RayTransport]], None] | None = None
+        self._workers: dict[int, WorkerHandle[RayTransport]] = {}
         self._options = options
-        names = ("path", "min_shared_bytes", "logs")
-        settings = {
-            **{name: payload.preamble[name] for name in names},
+        preamble = payload.preamble
+        settings: ActorSettings = {
+            "path": preamble["path"],
+            "min_shared_bytes": preamble["min_shared_bytes"],
+            "logs": preamble["logs"],
             "writable": options.writable,
         }
         self._environment = accelerator_free()
@@ -111,9 +114,9 @@ class RayPool:
         self.max_bytes_ahead = min(options.max_bytes_ahead, int(min(stores) * _STORE_SHARE))
         self._is_closed = False
         self._slots: list[_ActorSlot] = []
-        self._class: Any = actor_class()
+        self._class = actor_class()
         arrays = [np.frombuffer(part, np.uint8) for part in payload.parts[2:]]
-        self._payload: Any = ray.put((settings, *payload.parts[:2], *arrays))
+        self._payload: ObjectRef | None = ray.put((settings, *payload.parts[:2], *arrays))
         try:
             self.resize(options.num_workers)
         except BaseException:
@@ -125,19 +128,19 @@ class RayPool:
         return self._is_closed or not ray.is_initialized()
 
     @property
-    def workers(self) -> list[RayWorker]:
+    def workers(self) -> list[WorkerHandle[RayTransport]]:
         return [*self._workers.values()]
 
     def resize(self, num: int) -> None:
         """Requests ``num`` actors, and releases others."""
         while len(self._slots) > num:
             slot = self._slots.pop()
-            self.let_go(slot.index)
+            self.close_worker(slot.index)
             self._end(slot)
         while len(self._slots) < num:
             self._slots.append(_ActorSlot(len(self._slots), self._make))
 
-    def _make(self, index: int) -> Any:
+    def _make(self, index: int) -> ActorHandle:
         options = self._options
         env = dict(options.runtime_env or {})
         name = f"{options.pool}-{index}"
@@ -208,30 +211,31 @@ class RayPool:
             " iterators that are not needed, or ask for less by num_cpus"
         )
 
-    def worker(self, index: int) -> RayWorker:
-        """Returns the worker in an actor that is there, or a new one in the place of one that has
-        died.
-        """
+    def worker(self, index: int) -> WorkerHandle[RayTransport]:
+        """The worker in an actor that is there, or a new one in the place of one that has died."""
         worker = self._workers.get(index)
         if worker is None or not worker.is_alive():
             if worker is not None:
                 worker.begin_close()
             slot = self._slots[index]
-            assert slot.place is not None
+            assert slot.place is not None and self._payload is not None
             count, writable = self._options.num_workers, self._options.writable
-            worker = RayWorker(slot.actor, index, count, slot.place, self._payload, writable)
+            worker = WorkerHandle(
+                index,
+                RayTransport(slot.actor, index, count, slot.place, self._payload, writable),
+            )
             self._workers[index] = worker
             if self.on_start is not None:
                 self.on_start(worker)
         return worker
 
     def lose(self, index: int) -> None:
-        """Handles the death of an actor."""
-        self.let_go(index)
+        """The actor has died."""
+        self.close_worker(index)
         if index < len(self._slots):
             self._slots[index].ask()
 
-    def let_go(self, index: int) -> None:
+    def close_worker(self, index: int) -> None:
         """Ends what an actor does for this pool."""
         worker = self._workers.pop(index, None)
         if worker is not None:
@@ -266,7 +270,7 @@ class RayPool:
             worker.forget()
 
 
-def _is_equal(part: Any, other: Any) -> bool:
+def _is_equal(part: Part, other: Part) -> bool:
     a, b = np.frombuffer(part, np.uint8), np.frombuffer(other, np.uint8)
     return len(a) == len(b) and bool((a == b).all())
 

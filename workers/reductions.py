@@ -15,19 +15,47 @@ import sys
 import threading
 import typing
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from types import CodeType, FunctionType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict, TypeGuard
 
 import cloudpickle
 import numpy as np
 
 Reduced: TypeAlias = tuple[Any, ...] | str
+Reducer: TypeAlias = Callable[[Any], Reduced]  # of the objects of one type
+Function: TypeAlias = Callable[..., object]
 
-_reduce_code: Callable[[CodeType], tuple[Any, Any]] = cloudpickle.Pickler.dispatch_table[CodeType]
+
+class LruParameters(TypedDict):
+    """Arguments of ``functools.lru_cache``."""
+
+    maxsize: int
+    typed: bool
 
 
-def is_importable(obj: Any) -> bool:
+class GenericFunction(Protocol):
+    """A function that ``functools.singledispatch`` has made."""
+
+    registry: Mapping[type, Function]
+
+    def register(self, cls: type, implementation: Function, /) -> object: ...
+
+
+class TypeAliasObject(Protocol):
+    """The alias that a ``type`` statement makes."""
+
+    __name__: str
+    __value__: object
+    __type_params__: tuple[object, ...]
+
+
+_reduce_code: Callable[[CodeType], tuple[object, tuple[object, ...]]] = (
+    cloudpickle.Pickler.dispatch_table[CodeType]
+)
+
+
+def is_importable(obj: object) -> bool:
     """Return True if a worker finds ``obj`` by its name."""
     module, name = (
         getattr(obj, "__module__", None),
@@ -38,7 +66,7 @@ def is_importable(obj: Any) -> bool:
     by_value = cloudpickle.list_registry_pickle_by_value()
     if any([f"{module}.".startswith(f"{registered}.") for registered in by_value]):
         return False
-    found: Any = sys.modules.get(module)
+    found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     return found is obj
@@ -53,7 +81,7 @@ def _code_in_file(args: tuple[Any, ...], filename: str) -> CodeType:
     return CodeType(*args).replace(co_filename=filename)
 
 
-def _cached(wrapper: Any) -> Reduced:
+def _cached(wrapper: functools._lru_cache_wrapper[object]) -> Reduced:
     """Reduces a cached function to the function, without the cache."""
     if is_importable(wrapper):
         return wrapper.__reduce__()
@@ -66,11 +94,11 @@ def _cached(wrapper: Any) -> Reduced:
     return _make_cached, (function, wrapper.cache_parameters()), attributes
 
 
-def _make_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+def _make_cached(function: Function, parameters: LruParameters) -> Function:
     return functools.lru_cache(**parameters)(function)
 
 
-def _function_among(held: list[Any], owner: Any) -> Any:
+def _function_among(held: list[object], owner: object) -> Function:
     """Return the only function among ``held``, the objects that ``owner`` refers to.
 
     Raises:
@@ -82,7 +110,7 @@ def _function_among(held: list[Any], owner: Any) -> Any:
     return found[0]
 
 
-def is_single_dispatch(function: FunctionType) -> bool:
+def is_single_dispatch(function: FunctionType) -> TypeGuard[GenericFunction]:
     """Return True for functions that ``functools.singledispatch`` has made."""
     return (
         function.__globals__ is vars(functools)
@@ -91,7 +119,7 @@ def is_single_dispatch(function: FunctionType) -> bool:
     )
 
 
-def reduce_single_dispatch(function: Any) -> Reduced:
+def reduce_single_dispatch(function: GenericFunction) -> Reduced:
     """Reduces a generic function to its implementations, without the cache."""
     registry = {**function.registry}
     own = vars(functools.singledispatch(registry[object]))
@@ -110,7 +138,8 @@ def reduce_single_dispatch(function: Any) -> Reduced:
 
 
 def _set_single_dispatch(
-    function: Any, state: tuple[dict[type, Any], dict[str, Any], dict[str, Any]]
+    function: GenericFunction,
+    state: tuple[dict[type, Function], dict[str, object], dict[str, object]],
 ) -> None:
     registry, attributes, names = state
     for cls, implementation in registry.items():
@@ -120,27 +149,31 @@ def _set_single_dispatch(
         setattr(function, name, value)
 
 
-def reduce_cached_property(descriptor: Any) -> Reduced:
+def reduce_cached_property(descriptor: functools.cached_property[object]) -> Reduced:
     """Reduces a cached property without its lock, which it has before Python 3.12."""
     state = {name: value for name, value in vars(descriptor).items() if name != "lock"}
     return copyreg.__newobj__, (type(descriptor),), state, None, None, _set_cached_property  # type: ignore[attr-defined]
 
 
-def _set_cached_property(descriptor: Any, state: dict[str, Any]) -> None:
+def _set_cached_property(
+    descriptor: functools.cached_property[object], state: dict[str, Any]
+) -> None:
     functools.cached_property.__init__(descriptor, state["func"])
     vars(descriptor).update(state)
 
 
-def _partial_method(method: Any) -> Reduced:
+def _partial_method(method: functools.partialmethod[object]) -> Reduced:
     """Reduces a partial method to its parts: from Python 3.14 on it cannot be made without them."""
     return _make_partial_method, (method.func, method.args, method.keywords), vars(method)
 
 
-def _make_partial_method(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _make_partial_method(
+    function: Function, args: tuple[object, ...], options: dict[str, object]
+) -> functools.partialmethod[object]:
     return functools.partialmethod(function, *args, **options)
 
 
-def _comparison_key(key: Any) -> Reduced:
+def _comparison_key(key: object) -> Reduced:
     """Reduces the key function that ``functools.cmp_to_key`` returns.
 
     Keys of elements, which have the same type, are refused.
@@ -151,7 +184,7 @@ def _comparison_key(key: Any) -> Reduced:
     return functools.cmp_to_key, (_function_among(held, key),)
 
 
-def _ufunc(ufunc: Any) -> Reduced:
+def _ufunc(ufunc: np.ufunc) -> Reduced:
     """Reduces a ufunc of ``numpy.frompyfunc`` to its function, all others to their names."""
     held = gc.get_referents(ufunc)
     if not any([callable(x) for x in held]):
@@ -160,11 +193,11 @@ def _ufunc(ufunc: Any) -> Reduced:
     return _make_ufunc, (_function_among(held, ufunc), ufunc.nin, ufunc.nout, ufunc.identity)
 
 
-def _make_ufunc(function: Callable[..., Any], nin: int, nout: int, identity: Any) -> Any:
+def _make_ufunc(function: Function, nin: int, nout: int, identity: object) -> np.ufunc:
     return np.frompyfunc(function, nin, nout, identity=identity)
 
 
-def _new_type(new: Any) -> Reduced:
+def _new_type(new: typing.NewType) -> Reduced:
     if is_importable(new):
         return new.__reduce__()
     return typing.NewType, (new.__name__, new.__supertype__), {**vars(new)}
@@ -181,29 +214,31 @@ def _type_parameter(parameter: Any) -> Reduced:
     return _make_type_parameter, (type(parameter), parameter.__name__, given)
 
 
-def _make_type_parameter(kind: Any, name: str, options: dict[str, Any]) -> Any:
+def _make_type_parameter(
+    kind: Callable[..., object], name: str, options: dict[str, object]
+) -> object:
     return kind(name, **options)
 
 
-def _type_alias(alias: Any) -> Reduced:
+def _type_alias(alias: TypeAliasObject) -> Reduced:
     """Reduces the alias that a ``type`` statement makes to its parts; its value is evaluated."""
     if is_importable(alias):
         return alias.__reduce__()
     return _make_type_alias, (alias.__name__, alias.__value__, alias.__type_params__)
 
 
-def _make_type_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
+def _make_type_alias(name: str, value: object, parameters: tuple[Any, ...]) -> object:
     return typing.TypeAliasType(name, value, type_params=parameters)  # type: ignore[attr-defined]
 
 
-def _weak_dict(values: Any) -> Reduced:
+def _weak_dict(values: MutableMapping[object, object]) -> Reduced:
     """Reduces a weak dict to its entries; the worker drops those that nothing else refers to."""
     return type(values), (dict(values),)
 
 
 _reduce_ufunc = copyreg.dispatch_table[np.ufunc]
 
-REDUCERS: dict[type, Callable[[Any], Reduced]] = {
+REDUCERS: dict[type, Reducer] = {
     CodeType: _code,
     type(functools.cache(len)): _cached,
     type(functools.cmp_to_key(lambda a, b: 0)): _comparison_key,

@@ -34,16 +34,34 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from gristmill.core.descriptors import max_descriptors, release_when_scarce, with_descriptors
 from gristmill.core.locks import Lock
 from gristmill.core.uninterrupted import uninterrupted
-from gristmill.workers.fork_server import ForkServer, inherited_environment
+from gristmill.workers.fork_server import ForkServer, Inherited, inherited_environment
 
 _MAX_IDLE = 8  # pools
 _SHARE_OF_DESCRIPTORS = 4  # idle pools have 1 / 4 of those that this process may have
 _GRACE_SECONDS = 0.3
+
+
+class PooledWorker(Protocol):
+    """Interface of a worker, as seen by the registry."""
+
+    is_for_another: bool  # consumer than before: the next start
+
+    def begin_close(self) -> None:
+        """Ask it to end, without waiting."""
+
+    def close(self, deadline: float) -> None:
+        """Wait until it has ended, after ``deadline`` (``time.monotonic()``) with force."""
+
+    def forget(self) -> None:
+        """In a forked process: drop what belongs to the other one."""
+
+    def share_memory(self) -> None:
+        """Called before a fork."""
 
 
 class Pool(Protocol):
@@ -57,7 +75,7 @@ class Pool(Protocol):
     def is_closed(self) -> bool: ...
 
     @property
-    def workers(self) -> Sequence[Any]: ...
+    def workers(self) -> Sequence[PooledWorker]: ...
 
     @property
     def num_descriptors(self) -> int:
@@ -82,7 +100,7 @@ class _Leaving:
     is_closed = False
     num_descriptors = 0
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: PooledWorker) -> None:
         self.idle_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.workers = [worker]
@@ -108,7 +126,7 @@ class Registry:
         self.idle: list[Pool] = []
         self._is_registered = False
         self._fork_servers: list[ForkServer] = []
-        self._failed: set[Any] = set()  # environments in which a fork server has failed
+        self._failed: set[Inherited] = set()  # environments in which a fork server has failed
         self._begin()
 
     def _begin(self) -> None:
@@ -166,7 +184,7 @@ class Registry:
         self._add(pool)
         return pool
 
-    def remove_worker(self, worker: Any) -> None:
+    def remove_worker(self, worker: PooledWorker) -> None:
         """End a worker whose pool has others, without a wait."""
         worker.begin_close()
         self._add(_Leaving(worker))

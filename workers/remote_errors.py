@@ -162,7 +162,7 @@ class _Encoder:
             part = self._part(recipe)
         return part if isinstance(part, bytes) else self._part(error, whole=error)
 
-    def _part(self, value: Any, whole: BaseException | None = None) -> _Part:
+    def _part(self, value: object, whole: BaseException | None = None) -> _Part:
         try:
             file = _BoundedFile(math.inf if isinstance(value, (bytes, str)) else _MAX_BYTES)
             _ErrorPickler(file, self._number, whole).dump(value)
@@ -239,7 +239,7 @@ class _Decoder:
                     self._rebuilt.add(number)
         return self._errors[number]
 
-    def _value(self, part: _Part) -> Any:
+    def _value(self, part: _Part) -> object:
         if isinstance(part, str):
             return LostValue(part)
         try:
@@ -257,16 +257,16 @@ class _ErrorUnpickler(pickle.Unpickler):
         return self._error(number)
 
 
-def _safely(otherwise: _T, function: Callable[..., _T], *args: Any) -> _T:
-    """Calls code of users, which may raise anything: then returns ``otherwise``."""
+def _safely(otherwise: _T, function: Callable[..., _T], *args: object) -> _T:
+    """For what runs code of users, which may raise anything."""
     try:
         return function(*args)
     except BaseException:
         return otherwise
 
 
-def _blank(cls: Any, *args: Any) -> Any:
-    """Returns an instance of ``cls`` that only the ``__new__`` of a built-in type has seen."""
+def _blank(cls: Any, *args: object) -> object:
+    """An instance of ``cls`` that only the ``__new__`` of a built-in type has seen."""
     base = cls
     while base.__flags__ & _HEAPTYPE:
         base = base.__base__
@@ -284,11 +284,11 @@ def _fields(cls: type) -> dict[str, _Field]:
     return dict(sorted(fields.items(), key=lambda item: item[0].endswith("__suppress_context__")))
 
 
-def _read(field: _Field, error: BaseException) -> Any:
+def _read(field: _Field, error: BaseException) -> object:
     return _safely(_UNSET, field.__get__, error)
 
 
-def _write(field: _Field, error: BaseException, value: Any) -> None:
+def _write(field: _Field, error: BaseException, value: object) -> None:
     with contextlib.suppress(Exception):  # nothing says which fields are read-only
         # a None that is set differs from the one of a fresh OSError
         if _read(field, error) is not value:
@@ -299,7 +299,7 @@ def _name(cls: type) -> str:
     return _safely("an exception", lambda: f"{cls.__module__}.{cls.__qualname__}")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return _safely(f"<{_name(type(value))} object>", lambda: str.__str__(_repr.repr(value)))
 
 
@@ -389,7 +389,7 @@ def _traceback(frames: list[_Frame]) -> TracebackType | None:
         # line of the code.
         tree.body.lineno = tree.body.end_lineno = first_line
         tree.body.col_offset = tree.body.end_col_offset = 0
-        namespace: dict[str, Any] = {}
+        namespace: dict[str, object] = {}
         function = eval(compile(tree, file, "eval"), namespace)
         code = function.__code__ = function.__code__.replace(co_name=name, co_qualname=qualname)
         shown = (line, end, column, end_column) if column >= 0 else (line, line, None, None)

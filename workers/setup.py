@@ -7,9 +7,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, TypedDict
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
+from gristmill.workers.logs import LogSettings
+
+Call: TypeAlias = tuple[Callable[..., object], tuple[object, ...]]
+Part: TypeAlias = bytes | memoryview  # of a payload
+
+
+class Preamble(TypedDict, total=False):
+    """The beginning of a payload, as plain data."""
+
+    path: list[str]
+    argv: list[str]
+    directory: str
+    logs: LogSettings | None
+    parts: list[tuple[int, int]]  # where each begins and ends
+    buffer_size: int  # see ``BoundedConnection``
+    min_shared_bytes: int  # see ``Encoder``
+    is_shared: bool  # the process works for several pools
+
 
 BOOT = str(Path(__file__).with_name("boot.py"))  # their main module
 
@@ -29,7 +46,7 @@ def be_worker() -> None:
     _is_worker = True
 
 
-def run_in_workers(function: Callable[..., Any], *args: Any) -> None:
+def run_in_workers(function: Callable[..., object], *args: object) -> None:
     """Calls ``function(*args)``, which are pickled by reference, in every worker that is started
     from now on.
     """

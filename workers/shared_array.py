@@ -37,6 +37,7 @@ from gristmill.core.errors import as_int
 from gristmill.core.locks import Lock
 from gristmill.core.shared_block import SharedBlock, answer_for, free, leave, unlink
 from gristmill.core.uninterrupted import uninterrupted
+from gristmill.workers.arena import Array, DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class SharedMemoryArrayMetadata:
         unlink(self.name)
 
 
-class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
+class SharedMemoryArray(Array):
     """An array of zeros in a new block of shared memory. Pickling sends the block's name: no
     process copies the data.
 
@@ -238,11 +239,13 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         if self._block is not None:
             self._block.unlink_on_release()
 
-    def __array_finalize__(self, obj: Any) -> None:
+    def __array_finalize__(self, obj: object) -> None:
         block = getattr(obj, "_block", None)
         self._block = block if block is not None and block.holds(self) else None
 
-    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+    def __array_wrap__(
+        self, array: Any, context: object = None, return_scalar: bool = False
+    ) -> Any:
         if array is self:  # the ``out=`` of a ufunc
             return self
         return array[()] if array.ndim == 0 else array
@@ -373,7 +376,7 @@ def _address(array: SharedMemoryArray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _without_objects(dtype: npt.DTypeLike) -> np.dtype[Any]:
+def _without_objects(dtype: npt.DTypeLike) -> DType:
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise TypeError(

@@ -19,11 +19,13 @@ import socket
 import struct
 import sys
 import threading
-from typing import Any
 
 from gristmill.workers.arena import Arena
-from gristmill.workers.child import Disconnected, SocketConnection, end_with, made_worker
+from gristmill.workers.child import end_with, made_worker
+from gristmill.workers.connections import Disconnected, SocketConnection
 from gristmill.workers.logs import log_like
+from gristmill.workers.producers import is_closing
+from gristmill.workers.setup import Preamble
 from gristmill.workers.turns import Turns
 
 # the consumer sends this, which worker of how many, and three file descriptors
@@ -31,7 +33,7 @@ JOIN = struct.Struct("<II")
 NUM_FDS = 3  # connection, arena, payload
 
 
-def serve_workers(connection: int, preamble: dict[str, Any]) -> None:
+def serve_workers(connection: int, preamble: Preamble) -> None:
     """Lets workers come until ``connection`` ends."""
     log_like(preamble["logs"], 0, 1)
     turns = Turns()
@@ -68,8 +70,8 @@ def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
         channel.shut()
         worker.end()
         channel.close()
-        producer: Any = worker.producer
-        if hasattr(producer, "close"):
+        producer = worker.producer
+        if is_closing(producer):
             # of users' iterators; no consumer is left to report it to
             with turns.turn(), contextlib.suppress(Exception):
                 producer.close()
@@ -83,7 +85,7 @@ def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
     os.close(payload)
 
 
-def _read_preamble(payload: int) -> dict[str, Any]:
+def _read_preamble(payload: int) -> Preamble:
     offset, length = (int.from_bytes(os.pread(payload, 8, at), "little") for at in (0, 8))
-    preamble: dict[str, Any] = marshal.loads(os.pread(payload, length, offset))
+    preamble: Preamble = marshal.loads(os.pread(payload, length, offset))
     return preamble

@@ -6,7 +6,7 @@ Guarantees:
    pool of the most workers has workers, if that are more; and never more than all workers together.
    Workers of one pool are in different processes.
 2. What a pool does with its workers is what it would do with processes of its own: each is a
-   ``SharedWorker``, with a connection and memory of its own, so that none waits for what another
+   ``SharedTransport``, with a connection and memory of its own, so that none waits for what another
    pool has not taken, and each is started again without the others.
 3. If a process dies, every pool learns it from its own worker. If it was ended since a worker of
    it was stuck, the other ones hear that it is busy, and continue in another process.
@@ -25,62 +25,61 @@ import socket
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from gristmill.core.cgroup import usable_cpus
 from gristmill.core.locks import Lock
 from gristmill.core.uninterrupted import uninterrupted
 from gristmill.workers.arena import open_memory
+from gristmill.workers.exits import Process
 from gristmill.workers.fork_server import ForkServer
-from gristmill.workers.messages import NOT_STARTED
+from gristmill.workers.handle import Incident, Transport, WorkerBusy, WorkerDied, WorkerHandle
 from gristmill.workers.payload import Payload
 from gristmill.workers.pool import WorkerPool
-from gristmill.workers.process import (
-    WorkerBusy,
-    WorkerDied,
-    WorkerHandle,
-    WorkerProcess,
-    check_system,
-)
+from gristmill.workers.process import SocketTransport, check_system, start_process
+from gristmill.workers.protocol import NOT_STARTED
 from gristmill.workers.registry import registry
+from gristmill.workers.setup import Preamble
 from gristmill.workers.shared_child import JOIN, serve_workers
 
 _RETRY_SECONDS = 0.01  # where more descriptors are on their way than the system allows
 
 
-class Incident:
+class SharedIncident:
     """A process has died that worked for several workers.
 
     Args:
         suspects: those that were at work.
     """
 
-    def __init__(self, suspects: set[SharedWorker]) -> None:
-        self.suspects = suspects
+    def __init__(self, suspects: set[SharedTransport]) -> None:
+        self._suspects: set[Transport] = {*suspects}
         self.is_reported = False  # the reason is known or was reported
 
-    def concerns(self, worker: SharedWorker) -> bool:
-        """True if the work of ``worker`` may be the reason."""
-        return worker in self.suspects or not (self.suspects or self.is_reported)
+    @property
+    def num_suspects(self) -> int:
+        """See ``Incident``."""
+        return len(self._suspects)
 
-    def is_for(self, worker: SharedWorker) -> bool:
-        """True if ``worker``, which has repeated its work, reports the death of the process. It is
-        asked once.
-        """
-        self.suspects.discard(worker)
+    def concerns(self, worker: WorkerHandle[Transport]) -> bool:
+        """See ``Incident``."""
+        return worker.transport in self._suspects or not (self._suspects or self.is_reported)
+
+    def is_for(self, worker: WorkerHandle[Transport]) -> bool:
+        """See ``Incident``."""
+        self._suspects.discard(worker.transport)
         is_last, self.is_reported = (
-            not (self.suspects or self.is_reported),
-            self.is_reported or not self.suspects,
+            not (self._suspects or self.is_reported),
+            self.is_reported or not self._suspects,
         )
         return is_last
 
 
-class SharedProcess(WorkerProcess):
+class SharedProcess:
     """A process that workers are opened in.
 
     Args:
         pool: the first one that needs it.
-        fork server: what to fork it from, if there is such a process.
+        fork_server: what to fork it from, if there is such a process.
     """
 
     def __init__(self, pool: SharedPool, fork_server: ForkServer | None) -> None:
@@ -90,40 +89,43 @@ class SharedProcess(WorkerProcess):
             fork_server if fork_server is not None and fork_server.join(self) else None
         )
         try:
-            super().__init__(0, 1, fd, pool.environment, self._fork_server)
+            self._transport = start_process(0, 1, fd, pool.environment, self._fork_server)
         except BaseException:
             self._leave_fork_server()
             raise
         finally:
             os.close(fd)
         self.shared_environment = pool.shared_environment
-        self.workers: list[SharedWorker] = []
+        self.workers: list[SharedTransport] = []
         self.is_closed = False  # no more workers are accepted
         self.was_killed = False  # it was killed by this program
         self._failure = b""
 
+    @property
+    def process(self) -> Process:
+        return self._transport.process
+
+    def is_alive(self) -> bool:
+        return self._transport.is_alive()
+
     def close(self, deadline: float) -> None:
-        """See ``WorkerProcess``."""
-        super().close(deadline)
+        """Waits until it has ended, after ``deadline`` with force."""
+        self._transport.close(deadline)
         self._leave_fork_server()
 
     def _leave_fork_server(self) -> None:
         if self._fork_server is not None:
             registry.leave_fork_server(self._fork_server, self)
 
-    @property
-    def child(self) -> Any:
-        return self._process
-
-    def send(self, fds: list[int], index: int, count: int) -> None:
+    def open(self, fds: list[int], index: int, count: int) -> None:
         """Opens a worker there."""
         while True:
             try:
-                socket.send_fds(self._socket, [JOIN.pack(index, count)], fds)
+                socket.send_fds(self._transport.connection, [JOIN.pack(index, count)], fds)
             except OSError as error:
-                if self._is_gone(error):
-                    return  # the user of the worker will see that
-                if error.errno != errno.ETOOMANYREFS or self._process.has_ended():
+                if self._transport.is_over(error):
+                    return  # as who uses the worker will learn
+                if error.errno != errno.ETOOMANYREFS or self.process.has_ended():
                     raise
                 time.sleep(_RETRY_SECONDS)
             else:
@@ -132,25 +134,30 @@ class SharedProcess(WorkerProcess):
     def how_it_failed(self) -> str:
         """Returns the error message of a failed start; empty if it did not fail."""
         with contextlib.suppress(OSError):
-            while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
+            while data := self._transport.connection.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._failure += data
         is_failure = self._failure[:1] == bytes([NOT_STARTED])
         return (
             f"could not start:\n{self._failure[1:].decode(errors='replace')}" if is_failure else ""
         )
 
-    def incident(self) -> Incident:
-        """Returns the incident of its death, the same object for all."""
+    def incident(self) -> SharedIncident:
+        """The incident of its death, the same object for all."""
         suspects = {worker for worker in [*self.workers] if worker.unfinished()}
-        found: Incident = vars(self).setdefault("_incident", Incident(suspects))
+        found: SharedIncident = vars(self).setdefault("_incident", SharedIncident(suspects))
         return found
 
     def kill(self) -> None:
         """Kills it: what it is at is not wanted any more, and does not end."""
         self.is_closed = self.was_killed = True
-        self._kill()
+        self._transport.kill()
 
-    def leave(self, worker: SharedWorker, deadline: float) -> None:
+    def forget(self) -> None:
+        """In a forked process: drops what belongs to the other one."""
+        self.is_closed = True
+        self._transport.forget()
+
+    def leave(self, worker: SharedTransport, deadline: float) -> None:
         """Called when a worker has ended."""
         with contextlib.suppress(ValueError):
             self.workers.remove(worker)
@@ -163,7 +170,7 @@ class SharedProcess(WorkerProcess):
                 self.close(deadline)
 
 
-class SharedWorker(WorkerHandle):
+class SharedTransport(SocketTransport):
     """A worker in a process that works for others, too.
 
     Args:
@@ -179,31 +186,22 @@ class SharedWorker(WorkerHandle):
             ours, theirs = socket.socketpair()
             failing.callback(ours.close)
             with theirs:
-                shared.send([theirs.fileno(), arena, payload], index, count)
+                shared.open([theirs.fileno(), arena, payload], index, count)
             failing.pop_all()
-        super().__init__(index, shared.child, ours, arena)
+        super().__init__(shared.process, ours, arena)
         self.shared = shared
 
-    def incident(self) -> Incident | None:
-        """See ``WorkerProcess``."""
+    def incident(self) -> Incident:
+        """See ``Transport``."""
         return self.shared.incident()
 
-    def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
-        """See ``WorkerProcess``."""
-        try:
-            return super().receive(patience)
-        except WorkerDied:
-            if self.shared.was_killed:
-                raise WorkerBusy from None
-            raise
-
     def close(self, deadline: float) -> None:
-        """Waits until it has ended, after ``deadline`` with force, which ends the process."""
+        """See ``Transport``. Force ends the process."""
         shared = self.shared
-        if self._socket.fileno() < 0:
+        if self.connection.fileno() < 0:
             shared.leave(self, deadline)
             return
-        if self._process.has_ended() and not shared.was_killed:
+        if self.process.has_ended() and not shared.was_killed:
             shared.incident()  # as long as it can be seen
         self.begin_close()
         if not self._ends_by(deadline):
@@ -211,24 +209,16 @@ class SharedWorker(WorkerHandle):
         self._release()
         shared.leave(self, deadline)
 
-    def _ends_by(self, deadline: float) -> bool:
-        try:
-            while self._is_readable(deadline - time.monotonic()):
-                if not self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
-                    return True
-        except (OSError, ValueError):  # it has ended, or another thread has stopped it
-            return True
-        return self._process.has_ended()
-
     def forget(self) -> None:
-        """See ``WorkerProcess``; the process belongs to the other one, too."""
+        """See ``Transport``; the process belongs to the other one, too."""
         super().forget()
-        self.shared.is_closed = True
         self.shared.forget()
 
     def _death(self) -> WorkerDied | WorkerBusy:
         failure = self.shared.how_it_failed()
-        return WorkerDied(failure) if failure else super()._death()
+        death = WorkerDied(failure) if failure else super()._death()
+        self.usable = False
+        return WorkerBusy() if self.shared.was_killed else death
 
 
 class SharedPool(WorkerPool):
@@ -236,17 +226,21 @@ class SharedPool(WorkerPool):
 
     def __init__(self, group: SharedProcesses, payload: Payload, count: int) -> None:
         self.group = group
-        self.places = {
-            name: payload.preamble[name] for name in ("path", "argv", "directory", "logs")
+        preamble = payload.preamble
+        self.places: Preamble = {
+            "path": preamble["path"],
+            "argv": preamble["argv"],
+            "directory": preamble["directory"],
+            "logs": preamble["logs"],
         }
-        self.shared_environment: Mapping[str, Any] = {
+        self.shared_environment: Mapping[str, object] = {
             "environment": payload.environment,
             "settings": payload.parts[0],
             **self.places,
         }
         super().__init__(payload, count)
 
-    def _new_worker(self, index: int, fork_server: ForkServer | None) -> SharedWorker:
+    def _new_transport(self, index: int, fork_server: ForkServer | None) -> SharedTransport:
         return self.group.open(self, index, self._count, self._payload, fork_server)
 
     def runs(self, payload: Payload, count: int) -> bool:
@@ -259,7 +253,8 @@ class SharedPool(WorkerPool):
 
     @property
     def processes(self) -> list[SharedProcess]:
-        return [worker.shared for worker in self.workers if isinstance(worker, SharedWorker)]
+        transports = [worker.transport for worker in self.workers]
+        return [x.shared for x in transports if isinstance(x, SharedTransport)]
 
 
 class SharedProcesses:
@@ -296,16 +291,16 @@ class SharedProcesses:
 
     def open(
         self, pool: SharedPool, index: int, count: int, payload: int, fork_server: ForkServer | None
-    ) -> SharedWorker:
-        """Returns a worker, in a new process if there may be one more, which is forked from
-        ``fork_server`` if there is one.
+    ) -> SharedTransport:
+        """A worker, in a new process if there may be one more, which is forked from ``fork_server``
+        if there is one.
         """
         with self._own_lock():
             self._most_workers = max(self._most_workers, count)
             while True:
                 shared = self._process_for(pool, fork_server)
                 try:
-                    worker = SharedWorker(shared, index, count, payload)
+                    worker = SharedTransport(shared, index, count, payload)
                 except BaseException:
                     shared.end_if_unused(time.monotonic())
                     raise

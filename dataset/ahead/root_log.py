@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gristmill.dataset.errors.context import pipeline_error
 from gristmill.workers.crash_journal import CrashJournal
-from gristmill.workers.messages import Passed, Quarantine
+from gristmill.workers.protocol import Passed, Quarantine
 
 if TYPE_CHECKING:
     from gristmill.dataset.engine.stream import Cell

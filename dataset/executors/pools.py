@@ -31,6 +31,7 @@ from gristmill.workers.payload import Payload
 from gristmill.workers.pickling import dumps
 from gristmill.workers.pool import acquire
 from gristmill.workers.registry import registry
+from gristmill.workers.setup import Preamble
 
 
 class PoolExecutor(Executor):
@@ -244,7 +245,7 @@ class PoolExecutor(Executor):
         """
         return 0 if self._may_be_here else self._num_workers
 
-    def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Payload:
+    def _pack(self, settings: Preamble, environment: Mapping[str, str | None]) -> Payload:
         """Return what workers load."""
         task = self._task
         try:

@@ -85,7 +85,7 @@ class LocalLanes:
     def busy(self) -> float:
         """Return the share of the workers that have sent nothing that was not received."""
         workers = self._pool.workers
-        return sum([not worker.has_sent() for worker in workers]) / (len(workers) or 1)
+        return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
 
     def _add_groups(self, count: int) -> None:
         for index in range(len(self._groups), count):

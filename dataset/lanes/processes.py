@@ -15,8 +15,8 @@ from gristmill.dataset.executors.protocol import Failure, Shard
 from gristmill.dataset.workers.task import divide_worker, place, worker_name
 from gristmill.workers.crash_journal import OUTPUTS as OUTPUTS_MADE
 from gristmill.workers.crash_journal import Entry, lane_and_root
-from gristmill.workers.messages import END, ERROR, LEFT, PASSED, SKIPPED, Quarantine
-from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
+from gristmill.workers.handle import WorkerBusy, WorkerDied, WorkerSilent
+from gristmill.workers.protocol import END, ERROR, LEFT, PASSED, SKIPPED, Quarantine
 from gristmill.workers.remote_errors import decode_error, encode_error
 
 _PATIENCE_SECONDS = 0.5  # for the next element, where a death is still to be reported
@@ -103,7 +103,7 @@ class NamedWorker:
 
     def has_sent(self) -> bool:
         """Return true if the worker has sent something."""
-        return bool(self._pool.workers[self._index].has_sent())
+        return bool(self._pool.workers[self._index].transport.has_sent())
 
     def recount(self, count: int) -> None:
         """Take note that there are ``count`` workers."""
@@ -346,7 +346,6 @@ class LanesOfWorker(NamedWorker):
             try:
                 return worker.receive(_PATIENCE_SECONDS if self._unexplained else None)
             except WorkerBusy:
-                worker.usable = False
                 self._restart(self._skipping)
             except WorkerSilent:
                 if self._must_report():
@@ -358,15 +357,15 @@ class LanesOfWorker(NamedWorker):
 
     def _goes_on(self, death: WorkerDied, worker: Any) -> bool:
         """True if another worker continues where one has died; false if it would do the same."""
-        incident = worker.incident()
+        incident = worker.transport.incident()
         if incident is None:
-            return self._takes_care(death, worker.unfinished())
+            return self._takes_care(death, worker.transport.unfinished())
         if not incident.concerns(worker):
             return True
         # Where others were at work as well, it is only known after two deaths at the same.
-        is_sure = len(incident.suspects) <= 1 or self._is_suspected
+        is_sure = incident.num_suspects <= 1 or self._is_suspected
         self._died, self._is_suspected = worker, True
-        is_careful = self._takes_care(death, worker.unfinished(), is_sure=is_sure)
+        is_careful = self._takes_care(death, worker.transport.unfinished(), is_sure=is_sure)
         incident.is_reported |= not (is_careful and self._unexplained)
         return is_careful
 
@@ -375,7 +374,7 @@ class LanesOfWorker(NamedWorker):
         it.
         """
         died, self._died = self._died, None
-        if self._unexplained and died is not None and not died.incident().is_for(died):
+        if self._unexplained and died is not None and not died.transport.incident().is_for(died):
             self._unexplained = ""
         return bool(self._unexplained)
 

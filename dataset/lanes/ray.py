@@ -23,8 +23,8 @@ from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.errors.context import pipeline_error
 from gristmill.dataset.lanes.processes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane, divided
-from gristmill.workers.messages import Quarantine
-from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
+from gristmill.workers.handle import WorkerBusy, WorkerDied, WorkerSilent
+from gristmill.workers.protocol import Quarantine
 
 _log = logging.getLogger("gristmill")
 
@@ -71,7 +71,7 @@ class LanesOfActor(LanesOfWorker):
             )
             self._restart(first)
         else:
-            self._pool.let_go(self._index)
+            self._pool.close_worker(self._index)
 
     def state_of(self, number: int) -> Any:
         """Return the state of a lane after the last element that has arrived."""
@@ -79,13 +79,18 @@ class LanesOfActor(LanesOfWorker):
 
     def text(self, lane: WorkerLane) -> str:
         place = next(
-            (worker.place for worker in self._pool.workers if worker.index == self._index),
+            (
+                worker.transport.place
+                for worker in self._pool.workers
+                if worker.index == self._index
+            ),
             "that is lost",
         )
         return f"worker {self._index} {place}, lane {lane.number}, {self._place(lane.number)}"
 
     def _restart(self, first: int | None = None) -> None:
-        self._pool.worker(self._index).budget = self._budget * len(self.lanes) // self._num_lanes
+        transport = self._pool.worker(self._index).transport
+        transport.budget = self._budget * len(self.lanes) // self._num_lanes
         super()._restart(first)
 
     def _receive(self) -> tuple[int, int, Any]:
@@ -95,7 +100,6 @@ class LanesOfActor(LanesOfWorker):
                 # a skip is not restarted
                 return worker.receive(_LOOK_SECONDS if self._skipping is None else None)
             except WorkerBusy:
-                worker.usable = False
                 self._restart(self._skipping)
             except WorkerSilent:
                 raise _Silent from None
@@ -130,8 +134,7 @@ class LanesOnRay:
         num_lanes: int,
         numbers: Numbers | None,
     ) -> None:
-        whole: Any = self
-        self.lanes = [WorkerLane(whole, number) for number in range(num_lanes)]
+        self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
         self._pool = pool
         self._make = partial(
             LanesOfActor,
@@ -158,7 +161,7 @@ class LanesOnRay:
     def busy(self) -> float:
         """Return the share of the actors that have sent nothing that was not received."""
         workers = self._pool.workers
-        return sum([not worker.has_sent() for worker in workers]) / (len(workers) or 1)
+        return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
 
     def has_sent(self, lane: WorkerLane) -> bool:
         """Return false: it is not known without asking the actor."""

@@ -28,7 +28,7 @@ from gristmill.dataset.engine.recording import key_prefix, shard_iterator, state
 from gristmill.dataset.slicing import numbers_of, part_of_lanes, slice_pipeline
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.crash_journal import CrashJournal, who_reads
-from gristmill.workers.messages import Quarantine
+from gristmill.workers.protocol import Quarantine
 from gristmill.workers.turns import Turns
 
 _DRAIN_SECONDS = 1.0  # for which a lane of several datasets waits for what each has computed ahead

@@ -1,4 +1,4 @@
-"""Workers in threads of this process, with the interfaces of ``WorkerProcess`` and ``WorkerPool``.
+"""Workers in threads of this process, and pools of them.
 
 Guarantees:
 
@@ -27,58 +27,48 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
-from gristmill.core.instruments import Wrap, shadow
 from gristmill.dataset.ahead.pullahead import end_waits
 from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.threads import start_thread
 from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
 from gristmill.dataset.workers.task import PipelineTask
-from gristmill.workers.child import (
-    LARGE,
-    MIN_BYTES,
-    BoundedConnection,
-    Disconnected,
-    Failed,
-    Worker,
-)
+from gristmill.workers.child import Worker
 from gristmill.workers.codec import MIN_SHARED_BYTES, Encoded
+from gristmill.workers.connections import BoundedConnection, Disconnected, Size
 from gristmill.workers.crash_journal import Entry
-from gristmill.workers.messages import (
-    CALL,
+from gristmill.workers.handle import Incident, WorkerDied, WorkerHandle
+from gristmill.workers.producers import Failed, Producer, is_closing, is_frugal
+from gristmill.workers.protocol import (
+    CLOSE,
     ERROR,
-    LANES,
+    LARGE,
     OUTPUTS,
-    REPORT,
     START,
-    STARTED,
     TAKEN,
-    Quarantine,
+    Header,
+    counted_bytes,
 )
-from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.registry import registry
 
-_CLOSE = 0  # a command besides those of ``messages``: the worker is not needed any more
-_DIED = 0  # a message besides those of ``messages``: how the worker has ended
+_DIED = 0  # a message besides those of ``protocol``: how the worker has ended
 _LOOK_SECONDS = 0.25  # between two looks at what else may end a wait
 _ANSWER_SECONDS = 0.5  # to a new start of a worker that runs
 
+# Kind, lane, generation and content of a message.
+_Message: TypeAlias = tuple[int, int, int, object]
+
 
 class _Outputs:
-    """Elements and the states after them. Its length is the number of bytes of the elements,
-    estimated.
-    """
+    """Elements and the states after them, and the number of bytes of the elements, estimated."""
 
-    def __init__(self, elements: Sequence[Any], states: Sequence[Any], num_bytes: int) -> None:
+    def __init__(self, elements: Sequence[object], states: object, num_bytes: int) -> None:
         self.content = elements, states, None
-        self._num_bytes = num_bytes
-
-    def __len__(self) -> int:
-        return self._num_bytes
+        self.num_bytes = num_bytes
 
 
 class _HandsOver:
@@ -89,38 +79,37 @@ class _HandsOver:
         self._element_bytes = 0.0
         self._before = time.perf_counter()
 
-    def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
+    def encode(self, elements: Sequence[object], states: object) -> Encoded[object]:
         now = time.perf_counter()
         if num := self._sampling.num_of(now - self._before):
             self._element_bytes = self._sampling.mean_bytes(spread(elements, num))
         self._before = now
         if isinstance(states, SavedPositions):
             states = states.without_stream()  # which has objects that are to end with the thread
-        outputs: Any = _Outputs(elements, states, int(self._element_bytes * len(elements)))
-        return Encoded(outputs, [], len(elements), None)
+        num_bytes = int(self._element_bytes * len(elements))
+        return Encoded(_Outputs(elements, states, num_bytes), [], len(elements), None, num_bytes)
 
-    def encode_state(self, state: Any) -> Any:
+    def encode_state(self, state: object) -> object:
         return state
 
-    def encode_error(self, error: BaseException) -> Any:
+    def encode_error(self, error: BaseException) -> object:
         return error
 
     def forget_allocated(self) -> None:
         pass
 
 
-class _Channel(BoundedConnection):
+class _Channel(BoundedConnection[object]):
     """Connection between a worker and its consumer. Queues may be used at any time, in finalizers,
     too.
     """
 
     def __init__(self, buffer_size: int) -> None:
         super().__init__(buffer_size)
-        # kind, lane, generation, payload
-        self.messages: queue.SimpleQueue[tuple[int, int, int, Any]] = queue.SimpleQueue()
-        self.producer: Any = None
+        self.messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self.producer: Producer | None = None
         # kind, generation, content
-        self._commands: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[int, int, object]] = queue.SimpleQueue()
         self._unclaimed = [True]  # empty once a thread has claimed it
         self.is_closed = False
 
@@ -131,7 +120,7 @@ class _Channel(BoundedConnection):
         except IndexError:
             return False
 
-    def post(self, kind: int, generation: int = 0, content: Any = None) -> None:
+    def post(self, kind: int, generation: int = 0, content: object = None) -> None:
         """Send a command to the worker."""
         self._commands.put((kind, generation, content))
 
@@ -140,7 +129,7 @@ class _Channel(BoundedConnection):
         was sent before.
         """
         self.is_closed = True
-        self.post(_CLOSE)
+        self.post(CLOSE)
         self.messages.put((_DIED, 0, 0, how))
 
     def receive(self, *, wait: bool) -> None:
@@ -152,34 +141,25 @@ class _Channel(BoundedConnection):
         except queue.Empty:
             pass
 
-    def _obey(self, kind: int, generation: int, content: Any) -> None:
-        if kind == _CLOSE:
-            self.post(_CLOSE)  # for the worker's other thread
+    def _obey(self, kind: int, generation: int, content: object) -> None:
+        if kind == CLOSE:
+            self.post(CLOSE)  # for the worker's other thread
             raise Disconnected
-        if kind == START:
-            self._begin(generation, content)
-        elif kind == CALL:
-            self.calls.append(content)
-        elif kind == LANES:
-            self.changes.append(content)
-        elif generation == self._generation:
-            self._take_off()
+        super()._obey(kind, generation, content)
 
     def send(
-        self, kind: int, payload: Any, slots: Sequence[Any], num_elements: int = 0, lane: int = 0
+        self, kind: int, payload: object, slots: list[object], num_elements: int = 0, lane: int = 0
     ) -> None:
         """See ``Connection``."""
         if kind == OUTPUTS:
-            num_bytes = len(payload)
+            assert isinstance(payload, _Outputs)
+            num_bytes = payload.num_bytes
             is_large = num_bytes >= num_elements * MIN_SHARED_BYTES
-            size = (
-                num_elements,
-                LARGE if is_large else max(num_bytes, num_elements * MIN_BYTES),
-                num_bytes,
-            )
-            if not self._wait_for_room(*size):
+            counted = LARGE if is_large else counted_bytes(num_elements, num_bytes)
+            size = Size(num_elements, counted, num_bytes)
+            if not self._wait_for_room(size):
                 return
-            self._put_on(*size)
+            self._put_on(size)
         if self.start is None:
             self.messages.put((kind, lane, self._generation, payload))
 
@@ -193,8 +173,8 @@ def _work(channel: _Channel, load_task: Callable[[], PipelineTask], index: int, 
     how, worker = "was closed", None
     try:
         try:
-            producer: Any = load_task()(index, count, None)
-            channel.frugal = producer
+            producer: Producer = load_task()(index, count, None)
+            channel.frugal = producer if is_frugal(producer) else None
         except Exception as error:
             producer = Failed.to_start(error, index, count)
         channel.producer = producer
@@ -208,13 +188,13 @@ def _work(channel: _Channel, load_task: Callable[[], PipelineTask], index: int, 
     if worker is not None:
         worker.end()
     channel.take_all_off()
-    if hasattr(channel.producer, "close"):
+    if channel.producer is not None and is_closing(channel.producer):
         channel.producer.close()
     channel.producer = channel.frugal = None  # the thread's own copies end with it
 
 
-class ThreadWorker:
-    """A worker, seen from the consumer. The methods are those of ``WorkerProcess``.
+class ThreadTransport:
+    """Carries commands to a thread and messages from it, in queues.
 
     Args:
         index: which worker it is.
@@ -223,20 +203,20 @@ class ThreadWorker:
         buffer_size: the most elements that may wait to be taken.
     """
 
+    answer_seconds = _ANSWER_SECONDS
+    starts_at_once = True
+    node = ""
+
     def __init__(
         self, index: int, count: int, load_task: Callable[[], PipelineTask], buffer_size: int
     ) -> None:
-        self.index = index
         self.usable = True
-        self.generation = 0
-        self.is_for_another = False
-        self.last_report = b""
+        self._name = f"gristmill-worker-{index}"
         self._channel = _Channel(buffer_size)
         self._work = partial(_work, self._channel, load_task, index, count)
         self._thread: threading.Thread | None = None
         self._death: str | None = None
-        self._has_answered = False
-        self._answer_by: float | None = None
+        self._message: _Message | None = None  # that has come
 
     @property
     def process_id(self) -> int:
@@ -251,7 +231,7 @@ class ThreadWorker:
             else f"thread {self._thread.name}, {self._thread.ident}"
         )
 
-    def stacks(self) -> str:
+    def stacks(self) -> str | None:
         """Return the stack of its thread; empty if it does not run."""
         frame = None if self._thread is None else sys._current_frames().get(self._thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
@@ -259,92 +239,81 @@ class ThreadWorker:
     def is_alive(self) -> bool:
         return self.usable and self._death is None and not self._channel.is_closed
 
-    def start(
-        self, states: Mapping[int, Any], *, skip: bool = False, quarantine: Quarantine | None = None
-    ) -> None:
-        """See ``WorkerProcess.start``."""
-        self.generation += 1
-        self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
-        self._channel.post(START, self.generation, (states, skip, quarantine))
-        if self._thread is None:
-            self._thread = start_thread(
-                self._work, f"gristmill-worker-{self.index}", self._channel.close
-            )
-
-    def change_lanes(self, states: Mapping[int, Any], leaving: Sequence[int]) -> None:
-        """See ``WorkerProcess.change_lanes``."""
-        self._channel.post(LANES, content=({**states}, [*leaving]))
-
     def has_sent(self) -> bool:
-        """See ``WorkerProcess.has_sent``."""
+        """See ``Transport``."""
         return not self._channel.messages.empty()
 
-    is_up = True  # a thread starts at once
+    def send(self, kind: int, generation: int, content: object) -> None:
+        """See ``Transport``."""
+        self._channel.post(kind, generation, content)
+        if kind == START and self._thread is None:
+            self._thread = start_thread(self._work, self._name, self._channel.close)
 
-    def call(self, function: bytes) -> None:
-        """See ``WorkerProcess.call``."""
-        self._channel.post(CALL, content=function)
-
-    def unfinished(self) -> list[Entry]:
-        """Return nothing: a crash also ends this process, which would ask for them."""
-        return []
-
-    def incident(self) -> Any:
-        """See ``WorkerProcess.incident``."""
-        return None
-
-    def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
-        """See ``WorkerProcess.set_instruments``."""
-        shadow(self, "_next_message", waiting)
-        shadow(self, "receive", receiving)
-
-    def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
-        """See ``WorkerProcess.receive``."""
-        while True:
-            kind, lane, generation, payload = self._next_message(patience)
-            if kind == REPORT:
-                self.last_report = payload
-            if generation == self.generation:
-                self._has_answered, self._answer_by = True, None
-                if kind == OUTPUTS:
-                    self._channel.post(TAKEN, generation)
-                    return kind, lane, payload.content
-                if kind == ERROR:
-                    return kind, lane, partial(raised_again, payload, payload.__traceback__)
-                if kind not in (STARTED, REPORT):
-                    return kind, lane, payload
-
-    def _next_message(self, patience: float | None) -> tuple[int, int, int, Any]:
-        began = time.monotonic()
+    def wait(self, check: Callable[[], None]) -> None:
+        """See ``Transport``."""
         while True:
             message = None
             with contextlib.suppress(queue.Empty):
                 message = self._channel.messages.get(timeout=_LOOK_SECONDS)
             # An interrupt from here on has no queue.Empty as its context.
             if message is None:
-                now = time.monotonic()
                 if self._death is not None:
                     raise WorkerDied(self._death)
-                if self._answer_by is not None and now > self._answer_by:
-                    raise WorkerBusy
-                if patience is not None and now > began + patience:
-                    raise WorkerSilent
+                check()
             elif message[0] == _DIED:
-                self._death = self._death or message[3]
+                self._death = self._death or str(message[3])
                 raise WorkerDied(self._death)
             else:
-                return message
+                self._message = message
+                return
+
+    def next(self) -> Header:
+        """See ``Transport``."""
+        assert self._message is not None
+        return Header(*self._message[:3])
+
+    def content(self, kind: int) -> object:
+        """See ``Transport``."""
+        assert self._message is not None
+        content = self._message[3]
+        if isinstance(content, _Outputs):
+            return content.content
+        if kind == ERROR:
+            assert isinstance(content, BaseException)
+            return partial(raised_again, content, content.__traceback__)
+        return content
+
+    def report(self) -> bytes:
+        """See ``Transport``."""
+        assert self._message is not None
+        report = self._message[3]
+        assert isinstance(report, bytes)
+        return report
+
+    def finish(self, header: Header, is_current: bool) -> None:
+        """See ``Transport``."""
+        self._message = None
+        if is_current and header.kind == OUTPUTS:
+            self._channel.post(TAKEN, header.generation)
+
+    def unfinished(self) -> list[Entry]:
+        """Return nothing: a crash also ends this process, which would ask for them."""
+        return []
+
+    def incident(self) -> Incident | None:
+        """See ``Transport``."""
+        return None
 
     def share_memory(self) -> None:
-        """Called when this process is forked."""
+        """See ``Transport``."""
 
     def begin_close(self) -> None:
-        """Asks the worker to stop, without waiting."""
+        """See ``Transport``."""
         self._death = self._death or "was closed"
         self._channel.close()
 
     def close(self, deadline: float) -> None:
-        """Waits until the worker has ended, or until ``deadline`` (``time.monotonic()``)."""
+        """See ``Transport``. There is no force."""
         self.begin_close()
         for it in getattr(self._channel.producer, "iterators", ()):
             end_waits(it)
@@ -352,7 +321,7 @@ class ThreadWorker:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def forget(self) -> None:
-        """Called in a forked process, which does not have the thread."""
+        """See ``Transport``. The forked process does not have the thread."""
         self._death = "belongs to another process"
 
 
@@ -366,9 +335,9 @@ class ThreadPool:
     def __init__(self, load_task: Callable[[], PipelineTask], count: int, buffer_size: int) -> None:
         self.idle_until = 0.0
         self.owner: Callable[[], object] = lambda: None
-        self.on_start: Callable[[ThreadWorker], None] | None = None
+        self.on_start: Callable[[WorkerHandle[ThreadTransport]], None] | None = None
         self._load_task, self._buffer_size = load_task, buffer_size
-        self.workers: list[ThreadWorker] = []
+        self.workers: list[WorkerHandle[ThreadTransport]] = []
         self._is_closed = False
         self.resize(count)
 
@@ -376,10 +345,10 @@ class ThreadPool:
     def is_closed(self) -> bool:
         return self._is_closed
 
-    def _make(self, index: int) -> ThreadWorker:
-        worker = ThreadWorker(
-            index, max(self._count, index + 1), self._load_task, self._buffer_size
-        )
+    def _make(self, index: int) -> WorkerHandle[ThreadTransport]:
+        count = max(self._count, index + 1)
+        transport = ThreadTransport(index, count, self._load_task, self._buffer_size)
+        worker = WorkerHandle(index, transport)
         if self.on_start is not None:
             self.on_start(worker)
         return worker
@@ -394,7 +363,7 @@ class ThreadPool:
             if self._is_closed:  # in the meantime
                 self.workers[-1].begin_close()
 
-    def worker(self, index: int) -> ThreadWorker:
+    def worker(self, index: int) -> WorkerHandle[ThreadTransport]:
         """Return the worker, or a new one in its place if it has ended or does not answer."""
         if not self.workers[index].is_alive():
             self.workers[index].begin_close()

@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO, TypeAlias
@@ -194,28 +195,14 @@ def _add_shuffle(commands: Commands) -> None:
         metavar="NAME",
         help="the entry of elements that is their class (default: the position in the source)",
     )
-    command.add_argument(
-        "--batch-size",
-        type=int,
-        default=256,
-        metavar="N",
-        help="elements of a batch (default: 256)",
-    )
-    command.add_argument(
-        "--block-size",
-        type=int,
-        default=256,
-        metavar="N",
-        help="records of a block of storage (default: 256)",
-    )
-    command.add_argument(
-        "--max-batches",
-        type=int,
-        default=256,
-        metavar="N",
-        help="the most batches to look at (default: 256)",
-    )
-    command.add_argument("--json", action="store_true", help="print the figures as JSON")
+    for option, text in (
+        ("--batch-size", "elements of a batch"),
+        ("--block-size", "records of a block of storage"),
+        ("--max-batches", "the most batches to look at"),
+    ):
+        help_text = f"{text} (default: 256)"
+        command.add_argument(option, type=int, default=256, metavar="N", help=help_text)
+    _add_json(command, "print the figures as JSON")
     command.add_argument("--output", metavar="FILE", help="write a picture there, as SVG")
 
 
@@ -264,13 +251,7 @@ def _add_diagnose(commands: Commands) -> None:
     )
     command.set_defaults(command=run.diagnosis)
     _add_pipeline(command)
-    command.add_argument(
-        "--seconds",
-        metavar="S",
-        type=_positive,
-        default=5.0,
-        help="how long to run it (default: 5)",
-    )
+    _add_seconds(command, "how long to run it", 5.0)
     command.add_argument(
         "--consumer-ms",
         metavar="MS",
@@ -287,7 +268,7 @@ def _add_diagnose(commands: Commands) -> None:
         metavar="FILE",
         help="run it for a second more, and write all calls for ui.perfetto.dev",
     )
-    command.add_argument("--json", action="store_true", help="print JSON")
+    _add_json(command)
 
 
 def _add_bench(commands: Commands) -> None:
@@ -305,13 +286,7 @@ def _add_bench(commands: Commands) -> None:
     )
     command.set_defaults(command=run.bench)
     _add_pipeline(command)
-    command.add_argument(
-        "--seconds",
-        metavar="S",
-        type=_positive,
-        default=5.0,
-        help="how long each run takes (default: 5)",
-    )
+    _add_seconds(command, "how long each run takes", 5.0)
     command.add_argument(
         "--warmup",
         metavar="S",
@@ -323,7 +298,7 @@ def _add_bench(commands: Commands) -> None:
         "--repeat", metavar="N", type=_at_least_one, default=3, help="how many runs (default: 3)"
     )
     _add_stall_seconds(command)
-    command.add_argument("--json", action="store_true", help="print JSON")
+    _add_json(command)
 
 
 def _add_tune(commands: Commands) -> None:
@@ -340,15 +315,9 @@ def _add_tune(commands: Commands) -> None:
             "tune train.py:loader --seconds 5 --max-workers 8 --json",
         ],
     )
-    command.set_defaults(command=_tune)
+    command.set_defaults(command=partial(_imported, "tune"))
     _add_pipeline(command)
-    command.add_argument(
-        "--seconds",
-        metavar="S",
-        type=_positive,
-        default=2.0,
-        help="how long each setting is measured, after half of it to warm up (default: 2)",
-    )
+    _add_seconds(command, "how long each setting is measured, after half of it to warm up", 2.0)
     command.add_argument(
         "--max-workers",
         metavar="N",
@@ -356,13 +325,7 @@ def _add_tune(commands: Commands) -> None:
         help="the largest number of workers (default: 2 for each CPU)",
     )
     _add_stall_seconds(command)
-    command.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _tune(args: argparse.Namespace) -> run.Lines:
-    from gristmill.diagnostics.cli.tune import tune
-
-    return tune(args)
+    _add_json(command)
 
 
 def _add_verify(commands: Commands) -> None:
@@ -388,14 +351,8 @@ def _add_verify(commands: Commands) -> None:
         default=200,
         help="how many outputs (default: 200)",
     )
-    command.add_argument(
-        "--seconds",
-        metavar="S",
-        type=_positive,
-        default=60.0,
-        help="how long it may take (default: 60)",
-    )
-    command.add_argument("--json", action="store_true", help="print JSON")
+    _add_seconds(command, "how long it may take", 60.0)
+    _add_json(command)
 
 
 def _add_view(commands: Commands) -> None:
@@ -413,7 +370,7 @@ def _add_view(commands: Commands) -> None:
             "view train.py:ds --as audio:22050=clip",
         ],
     )
-    command.set_defaults(command=_view)
+    command.set_defaults(command=partial(_imported, "view"))
     _add_pipeline(command)
     command.add_argument(
         "--port",
@@ -440,12 +397,6 @@ def _add_view(commands: Commands) -> None:
             " audio:RATE (may be repeated)"
         ),
     )
-
-
-def _view(args: argparse.Namespace) -> run.Lines:
-    from gristmill.diagnostics.cli.view import view
-
-    return view(args)
 
 
 def _add_state(commands: Commands) -> None:
@@ -587,7 +538,7 @@ def _add_write(commands: Commands) -> None:
             "write train.py:make_dataset prepared --dry-run",
         ],
     )
-    command.set_defaults(command=_write)
+    command.set_defaults(command=partial(_imported, "write"))
     command.add_argument(
         "pipeline",
         metavar="INPUT",
@@ -623,12 +574,6 @@ def _add_write(commands: Commands) -> None:
     command.add_argument("--quiet", action="store_true", help="show no progress bar")
 
 
-def _write(args: argparse.Namespace) -> run.Lines:
-    from gristmill.diagnostics.cli.write import write
-
-    return write(args)
-
-
 def _add_run_as_grain(commands: Commands) -> None:
     """Adds the command to the help: the code that runs the program parses its options elsewhere."""
     command = _command(
@@ -658,10 +603,26 @@ def _command(
     )
 
 
+def _imported(name: str, args: argparse.Namespace) -> run.Lines:
+    """Runs a command whose module is imported only for it."""
+    module = importlib.import_module(f"gristmill.diagnostics.cli.{name}")
+    lines: run.Lines = getattr(module, name)(args)
+    return lines
+
+
 def _add_pipeline(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "pipeline", metavar="PIPELINE", help="module:attribute or path/to/file.py:attribute"
     )
+
+
+def _add_json(command: argparse.ArgumentParser, text: str = "print JSON") -> None:
+    command.add_argument("--json", action="store_true", help=text)
+
+
+def _add_seconds(command: argparse.ArgumentParser, text: str, default: float) -> None:
+    text = f"{text} (default: {default:g})"
+    command.add_argument("--seconds", metavar="S", type=_positive, default=default, help=text)
 
 
 def _add_stall_seconds(command: argparse.ArgumentParser, default: str = "30") -> None:

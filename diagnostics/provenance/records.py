@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gristmill.core.value import Value
 from gristmill.dataset.bases.cells import LineageRecord
 from gristmill.dataset.descriptions.display import abbreviated
+from gristmill.diagnostics.html_text import html_row, html_table, safe
 
 _MAX_LINES = 40  # of a table
 
@@ -155,7 +155,11 @@ class Provenance:
 
     def _repr_html_(self) -> str:
         names, lines = self._table()
-        return "".join(_html_lines(names, lines))
+        shown = abbreviated(lines, _MAX_LINES, "… {} more …".format)
+        cells = [line if isinstance(line, list) else [line] for line in shown]
+        return html_table(
+            [(name, "") for name in names], [html_row(map(safe, line)) for line in cells]
+        )
 
 
 _COLUMNS = ("source", "record_key", "place", "index", "epoch", "component", "seed", "span")
@@ -168,13 +172,3 @@ def _cell(record: Record | None, name: str) -> str:
         return "/".join(map(str, record.components))
     value = getattr(record, name)
     return "" if value is None else str(value)
-
-
-def _html_lines(names: list[str], lines: list[list[str]]) -> Iterator[str]:
-    yield "<table><thead><tr>"
-    yield from [f"<th>{html.escape(name)}</th>" for name in names]
-    yield "</tr></thead><tbody>"
-    for line in abbreviated(lines, _MAX_LINES, "… {} more …".format):
-        cells = line if isinstance(line, list) else [line]
-        yield f"<tr>{''.join([f'<td>{html.escape(cell)}</td>' for cell in cells])}</tr>"
-    yield "</tbody></table>"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from gristmill.diagnostics.drawing import graph_svg
 from gristmill.diagnostics.graph import Graph, Stage
-from gristmill.diagnostics.html_text import safe, shortened, swatch
+from gristmill.diagnostics.html_text import html_page, html_table, safe, shortened, swatch
 from gristmill.diagnostics.report.style import NUM_COLOURS, STYLE
 from gristmill.diagnostics.report.timeline import WAITING, short_name, timeline_html
 from gristmill.diagnostics.summary import ExecutionSummary, StageSummary, WorkerLoad
@@ -18,16 +18,7 @@ _MAX_STAGES = 100  # in the table
 _MAX_DRAWN = 150  # in the picture
 _MAX_NAME, _MAX_SPEC = 160, 400  # characters
 
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
+_BODY = """\
 <body>
 <h1>{title}</h1>
 {verdict}
@@ -53,9 +44,7 @@ thread's time. Where there is nothing, the thread did not run, or has not report
 </section>
 {workers}
 </main>
-</body>
-</html>
-"""
+</body>"""
 
 
 def report_html(diagnosis: Diagnosis, title: str = "Pipeline report") -> str:
@@ -73,9 +62,8 @@ def report_html(diagnosis: Diagnosis, title: str = "Pipeline report") -> str:
     binding = _binding(diagnosis)
     colours = _colours(summary, binding)
     is_chain = all([len(node.inputs) < 2 for node in summary.values()])
-    return _PAGE.format(
+    body = _BODY.format(
         title=safe(title),
-        style=_style(summary, colours),
         verdict=_verdict(diagnosis),
         layout=" chain" if is_chain else "",
         graph=_graph(summary, binding),
@@ -83,6 +71,7 @@ def report_html(diagnosis: Diagnosis, title: str = "Pipeline report") -> str:
         timeline=timeline_html(diagnosis.snapshot.threads, summary.nodes, colours),
         workers=_workers(summary, diagnosis.snapshot.workers),
     )
+    return html_page(title, f"<style>\n{_style(summary, colours)}</style>", body)
 
 
 def _colours(summary: ExecutionSummary, binding: StageSummary | None) -> dict[int, str]:
@@ -234,11 +223,7 @@ def _stages(
     left = len(nodes) - len(rows)
     return "\n".join(
         [
-            '<div class="scroll"><table class="cards"><thead><tr>',
-            *[f'<th scope="col" class="{kind}">{title}</th>' for title, kind in titles],
-            "</tr></thead><tbody>",
-            *rows,
-            "</tbody></table></div>",
+            html_table(titles, rows, "cards"),
             *(
                 [f'<p class="soft">… and {left} more stages, with smaller shares.</p>']
                 if left
@@ -315,19 +300,13 @@ def _workers(summary: ExecutionSummary, loads: list[WorkerLoad]) -> str:
                 + "</tr>"
             )
         if rows:
-            headings = "".join([f'<th scope="col">{title}</th>' for title in ("Stage", *titles)])
             tables += [
                 f"<h2{'' if tables else ' id=workers'}>{title}</h2>",
                 (
                     '<p class="soft">Shares are of the time of all workers of a'
                     f" stage{' on a node' * (some[0].node != '')}.</p>"
                 ),
-                (
-                    '<div class="scroll"><table'
-                    f' class="cards"><thead><tr>{headings}</tr></thead><tbody>'
-                ),
-                *rows,
-                "</tbody></table></div>",
+                html_table([(title, "") for title in ("Stage", *titles)], rows, "cards"),
             ]
     return "\n".join(['<section class="workers" aria-labelledby="workers">', *tables, "</section>"])
 

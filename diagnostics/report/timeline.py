@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gristmill.diagnostics.html_text import safe, swatch
+from gristmill.diagnostics.html_text import html_table, safe, swatch
 from gristmill.diagnostics.summary import StageSummary, ThreadTimeline
 
 # the colour of stages whose elements others compute: their time is that of waiting
@@ -203,21 +203,9 @@ def _table(
         for layer, shares in zip(layers, row.shares, strict=True)
         if shares.any()
     }
-    lines = [
-        _legend(used, stages, colours),
-        (
-            f'<div class="scroll{" dense" if len(rows) > 16 else ""}"><table'
-            ' class="timeline"><thead><tr>'
-        ),
-        (
-            '<th scope="col">Thread</th><th scope="col" class="number">works</th><th scope="col"'
-            ' class="number">waits</th>'
-        ),
-        (
-            '<th scope="col"><span class="axis" aria-label="seconds since the'
-            f' beginning">{labels}</span></th></tr></thead><tbody>'
-        ),
-    ]
+    axis = f'<span class="axis" aria-label="seconds since the beginning">{labels}</span>'
+    titles = [("Thread", ""), ("works", "number"), ("waits", "number"), (axis, "")]
+    lines = []
     names = {layer: _layer_name(layer, stages, colours) for layer in layers}
     for row in rows:
         shares = [float(x) for x in row.shares.mean(axis=1) / max(row.ended - row.began, 1e-9)]
@@ -236,7 +224,8 @@ def _table(
             f"<title>{safe(chr(10).join([who, *parts]))}</title>{_drawn(row, layers)}"
             f'<path class="grid" d="{grid}"/></svg></td></tr>'
         )
-    return "\n".join([*lines, "</tbody></table></div>"])
+    frame = f"scroll{' dense' if len(rows) > 16 else ''}"
+    return f"{_legend(used, stages, colours)}\n{html_table(titles, lines, 'timeline', frame)}"
 
 
 def _drawn(row: _Row, layers: list[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gristmill.core.state import shown
 from gristmill.dataset.descriptions.display import length_text
-from gristmill.diagnostics.html_text import safe, shortened
+from gristmill.diagnostics.html_text import html_page, html_row, html_table, safe, shortened
 from gristmill.diagnostics.provenance import Provenance
 from gristmill.diagnostics.units import size_text
 from gristmill.diagnostics.viewer.cells import LeafCells, histogram, range_text
@@ -43,17 +43,11 @@ _RECORD = {
 }
 _MAX_ERROR, _MAX_TRACEBACK = 4000, 30_000
 
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+_HEAD = """\
 <link rel="icon" href="{root}/icon.png">
 <link rel="stylesheet" href="{root}/style.css">
-<script src="{root}/script.js" defer></script>
-</head>
+<script src="{root}/script.js" defer></script>"""
+_BODY = """\
 <body data-kind="{kind}">
 <header>
 <div class="name">{name}<small>{about}</small></div>
@@ -66,9 +60,7 @@ title="the number of a step, or the path of a checkpoint" spellcheck="false"></f
 {content}
 </main>
 <footer>{keys}</footer>
-</body>
-</html>
-"""
+</body>"""
 _KEYS = "<kbd>←</kbd> <kbd>→</kbd> steps &nbsp; <kbd>g</kbd> go to"
 _ROW_KEYS = f"{_KEYS} &nbsp; <kbd>k</kbd> <kbd>j</kbd> rows &nbsp; <kbd>Esc</kbd> back"
 
@@ -126,8 +118,7 @@ class PageFrame:
         )
         if self.is_indexed and self.length and step.number >= self.length:
             of += f" <small>(epoch {step.number // self.length})</small>"
-        return _PAGE.format(
-            title=safe(f"{what} {step.number:,} · {self.name}"),
+        body = _BODY.format(
             root=self.root,
             kind=kind,
             name=safe(self.name),
@@ -136,6 +127,8 @@ class PageFrame:
             content=content,
             keys=_ROW_KEYS if kind == "row" else _KEYS,
         )
+        title = f"{what} {step.number:,} · {self.name}"
+        return html_page(title, _HEAD.format(root=self.root), body)
 
     def _arrow(self, step: Step, row: int | None, rel: str, sign: str, is_there: bool) -> str:
         title = "before" if rel == "prev" else "after"
@@ -325,10 +318,9 @@ def _overview(cells: LeafCells, address: str) -> str:
             f' class="distribution">{spread}</td></tr>'
         )
     names = [("Value", ""), ("Type", ""), ("Range", ""), ("Distribution", "distribution")]
-    titles = "".join([f'<th scope="col" class="{kind}">{name}</th>' for name, kind in names])
     left = len(cells) - len(rows)
     more = f'<p class="more"><a href="{address}?whole=1">{left:,} more</a></p>' if left else ""
-    return f'<section class="overview">{_table_html(titles, rows)}{more}</section>'
+    return f'<section class="overview">{html_table(names, rows)}{more}</section>'
 
 
 def _rows(view: PageFrame, seen: Seen, first: int, is_whole: bool) -> str:
@@ -352,26 +344,15 @@ def _rows(view: PageFrame, seen: Seen, first: int, is_whole: bool) -> str:
 
 def _table(view: PageFrame, step: Step, rows: range, all_cells: list[LeafCells]) -> str:
     columns = range(len(all_cells[0]))
-    titles = "".join(
-        [
-            f'<th scope="col">{safe(shortened(all_cells[0].name(i), 60)) or "value"}</th>'
-            for i in columns
-        ]
-    )
+    titles = [(safe(shortened(all_cells[0].name(i), 60)) or "value", "") for i in columns]
     lines = [
-        f'<tr><th scope="row"><a href="{view.address(step, row)}">{row:,}</a></th>'
-        + "".join([f"<td>{cells.line(i)}</td>" for i in columns])
-        + "</tr>"
-        for row, cells in zip(rows, all_cells, strict=True)
+        html_row(
+            [cells.line(i) for i in columns],
+            f'<th scope="row"><a href="{view.address(step, number)}">{number:,}</a></th>',
+        )
+        for number, cells in zip(rows, all_cells, strict=True)
     ]
-    return _table_html(f'<th scope="col">Row</th>{titles}', lines)
-
-
-def _table_html(titles: str, rows: list[str]) -> str:
-    return (
-        f'<div class="scroll"><table><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return html_table([("Row", ""), *titles], lines)
 
 
 def _tiles(view: PageFrame, step: Step, rows: range, all_cells: list[LeafCells]) -> str:
@@ -455,11 +436,8 @@ def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str
         if any([values[name] not in (None, ()) for _, values in lines])
     ]
     cells = [[_record_cell(name, values[name]) for name in names] for _, values in lines]
-    titles = "".join([f'<th scope="col">{_RECORD[name]}</th>' for name in names])
-    body = [
-        "<tr>" + "".join([f"<td>{safe(shortened(cell, 120))}</td>" for cell in line]) + "</tr>"
-        for line in cells
-    ]
+    titles = [(_RECORD[name], "") for name in names]
+    body = [html_row([safe(shortened(cell, 120)) for cell in line]) for line in cells]
     faults = len(provenance.faults)
     passed = (
         f'<p class="soft">{faults:,} record{"s were" if faults > 1 else " was"} skipped on the'
@@ -468,7 +446,7 @@ def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str
         else ""
     )
     title = _head("Where it comes from", "", "")
-    return f"<section>{title}{_table_html(titles, body)}{passed}</section>" if body else ""
+    return f"<section>{title}{html_table(titles, body)}{passed}</section>" if body else ""
 
 
 def _record_cell(name: str, value: Any) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from operations import operation
+from operations import flat, operation
 from tfrecords import framed
 
 import gristmill
@@ -72,20 +72,6 @@ BEHIND = {
 }
 CHANGES = [({"a": 1, "b": 2}, {"a": 3, "b": 1}), ({"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 2})]
 CHANGES += [({"a": 1, "b": 2, "c": 1}, {"a": 1, "b": 2}), ({"a": 1, "b": 1}, {"a": 1, "c": 1})]
-
-
-def flat(element):
-    if isinstance(element, dict):
-        return (
-            flat(element["x"][element["x_segment_ids"] > 0])
-            if "x_segment_ids" in element
-            else flat(element["x"])
-        )
-    return (
-        [x for part in element for x in flat(part)]
-        if isinstance(element, list)
-        else np.atleast_1d(element).tolist()
-    )
 
 
 def check_each_once(delivered, before, after, *, is_packed=False, has_gaps=False):

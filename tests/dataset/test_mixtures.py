@@ -15,6 +15,7 @@ from string import ascii_lowercase
 import cloudpickle
 import numpy as np
 import pytest
+from operations import flat
 from refusing import assert_raises
 
 import gristmill
@@ -165,20 +166,6 @@ def num_tokens(element):
 def mixture(weights, num=60, **options):
     names = weights.names if isinstance(weights, Schedule) else weights
     return IterDataset.mix({name: lists(name, num) for name in names}, weights, **options)
-
-
-def flat(element):
-    if isinstance(element, dict):
-        return (
-            flat(element["x"][element["x_segment_ids"] > 0])
-            if "x_segment_ids" in element
-            else flat(element["x"])
-        )
-    return (
-        [x for part in element for x in flat(part)]
-        if isinstance(element, list)
-        else np.atleast_1d(element).tolist()
-    )
 
 
 @pytest.mark.parametrize(

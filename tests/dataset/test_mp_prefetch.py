@@ -218,7 +218,8 @@ class TestStates:
         for k in (4, 0, 5, 2) * 10:
             it.set_state(states[k])
             assert next(it)[-1] == k
-        used = [os.fstat(worker._reader._mapping._fd).st_blocks * 512 for worker in it.pool.workers]
+        readers = [worker.transport._reader for worker in it.pool.workers]
+        used = [os.fstat(reader._mapping._fd).st_blocks * 512 for reader in readers]
         # of which 0.24 MB are in use for each of at most 7 elements; 40 new starts would add 40
         assert max(used) < 12 * 2**20
 

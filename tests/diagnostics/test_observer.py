@@ -194,8 +194,8 @@ def test_running_workers_are_observed_from_now_on_and_what_dead_ones_have_counte
             take(it, 10)
             before = num_of(view, "MapDatasetIterator")
             for worker in it.pool.workers:
-                worker._process.kill()
-                worker._process.wait(30)
+                worker.transport.process.kill()
+                worker.transport.process.wait(30)
             state = it.get_state()
             assert_raises(RuntimeError, "killed", list, it)
             it.set_state(state)

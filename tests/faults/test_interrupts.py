@@ -12,8 +12,8 @@ TOOLS = f"""
 sys.path.append({str(Path(__file__).parents[1])!r})
 from interrupting import interrupted
 
-FILES = ("workers/process.py", "workers/pool.py", "workers/registry.py", "workers/exits.py")
-FILES += ("workers/arena.py", "workers/fork_server.py", "workers/starts.py")
+FILES = ("workers/process.py", "workers/handle.py", "workers/pool.py", "workers/registry.py")
+FILES += ("workers/exits.py", "workers/arena.py", "workers/fork_server.py", "workers/starts.py")
 FILES += ("workers/descriptors.py", "core/uninterrupted.py", "mp_prefetch.py", "subprocess.py")
 ds = mp(gm.MapDataset.range(10**6).to_iter_dataset().map(lambda x: np.full(10_000, x)), 1)
 

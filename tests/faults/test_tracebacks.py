@@ -60,7 +60,7 @@ def user_code(x):
 {TRAIN}"""
 INTERRUPTED = f"""
 MAIN = os.getpid()
-WAITING = ("wait", "_next_message")
+WAITING = ("wait",)
 
 def user_code(x):
     if x == 7:

@@ -24,7 +24,7 @@ from gristmill.dataset.bases.node import ancestors
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 from gristmill.testing import assert_iter_dataset_conforms
 from gristmill.testing.laws import spread
-from gristmill.workers.messages import Quarantine
+from gristmill.workers.protocol import Quarantine
 
 each_entry = pytest.mark.parametrize("entry", STREAMS, ids=lambda entry: entry.name)
 

@@ -145,7 +145,6 @@ def test_an_interrupt_at_any_line_loses_no_element(names):
 
 
 # What positions do not determine: streams that drop elements as they like, and note that.
-END = object()
 STAGE = SimpleNamespace(_gm_parameters=SimpleNamespace(text=str))
 
 

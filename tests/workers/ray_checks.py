@@ -249,7 +249,10 @@ def test_an_element_that_kills_and_one_that_hangs():
     for _ in range(2):  # the second time from where others are, which do not answer
         assert [next(it) for _ in range(5)] == [*range(5)]
         wait_until(
-            lambda: any("threading.Event().wait()" in worker.stacks() for worker in it.pool.workers)
+            lambda: any(
+                "threading.Event().wait()" in worker.transport.stacks()
+                for worker in it.pool.workers
+            )
         )
         it.set_state(start)
     it.close()
@@ -517,7 +520,7 @@ def test_diagnosis_shows_compute_transfer_object_store_and_waiting_by_node(clust
         )
         lost = next(node for node in loads() if node == f"127.0.0.1 ({extra.node_id[:6]})")
         os.kill(
-            next(worker.process_id for worker in it.pool.workers if worker.node != lost),
+            next(worker.process_id for worker in it.pool.workers if worker.transport.node != lost),
             signal.SIGKILL,
         )
         until((1, 0), (1, 0), (1, 1))

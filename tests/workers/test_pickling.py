@@ -1,5 +1,6 @@
 """Objects of ``__main__`` travel by value: they are the same in workers, and when they return."""
 
+import functools
 import pickle
 import subprocess
 import sys
@@ -321,6 +322,26 @@ def pickle_error(failure):
         == "An element of type list could not be sent from a worker process."
     )
     raise failure
+
+
+class Proxy:
+    """Says that it is of the class of another object, as proxies do."""
+
+    def __init__(self, of):
+        self.of = of
+
+    __class__ = property(lambda self: type(self.of))
+
+    def __reduce__(self):
+        return Proxy, (self.of,)
+
+
+@pytest.mark.parametrize(
+    "of", [dumps, Proxy, functools.cached_property(len)], ids=["function", "class", "property"]
+)
+def test_proxies_are_pickled_by_what_they_are(of):
+    proxy = pickle.loads(dumps([lambda: None, Proxy(of)]))[1]  # by cloudpickle
+    assert type(proxy) is Proxy and type(proxy.of) is type(of)
 
 
 def test_of_the_notes_of_pickle_the_last_one_is_kept():

@@ -4,7 +4,9 @@ Tasks travel by value.
 
 import gc
 import os
+import queue
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,9 @@ from waiting import wait_until
 from worker_pools import close_idle_pools, idle_for_long
 
 from gristmill import config
-from gristmill.workers.messages import END, ERROR, OUTPUTS
 from gristmill.workers.payload import Payload
 from gristmill.workers.pool import acquire
+from gristmill.workers.protocol import END, ERROR, OUTPUTS
 from gristmill.workers.registry import registry
 
 OPTIONS = {"buffer_size": 1, "min_shared_bytes": 0}
@@ -79,6 +81,18 @@ def outputs(pool):
 
 def pids(pool):
     return [worker.process_id for worker in pool.workers]
+
+
+class CountedQueue(queue.SimpleQueue):
+    num_gets = num_puts = 0
+
+    def get(self, *args, **options):
+        self.num_gets += 1
+        return super().get(*args, **options)
+
+    def put(self, *args):
+        self.num_puts += 1
+        super().put(*args)
 
 
 def is_gone(pid):
@@ -195,6 +209,14 @@ class TestTasks:
             kind, _, content = pool.workers[0].receive()
             assert kind == ERROR and "not there" in str(content())
 
+    def test_whose_start_cannot_be_sent_are_left_to_another_worker(self, hired):
+        """What the worker sends would be dropped, and waited for forever."""
+        pool = hired(lambda index, count: index)
+        assert outputs(pool) == [0]
+        former = pool.worker(0)
+        assert_raises(TypeError, "cannot pickle", former.start, {0: threading.Lock()})
+        assert pool.worker(0) is not former and outputs(pool) == [0]
+
 
 class TestReuse:
     def test_of_a_parked_pool_and_of_no_other(self, hired, patient):
@@ -294,6 +316,21 @@ class TestEnd:
         assert not reaper.is_alive()
         assert outputs(hired(lambda index, count: index)) == [0]  # and restarts
         assert registry._reaper.is_alive()
+
+    def test_the_reaper_only_waits(self, hired, monkeypatch):
+        """It wakes up for each message, and when a pool has been idle for long enough."""
+        close_idle_pools()
+        wait_until(lambda: registry._reaper is None)
+        wake = CountedQueue()
+        monkeypatch.setattr(registry, "_wake", wake)
+        pool = hired(lambda index, count: index, 2)
+        outputs(pool)
+        running, reaper = pids(pool), registry._reaper
+        registry.release(pool)
+        wait_until(lambda: all(map(is_gone, running)))  # a second later
+        close_idle_pools()
+        reaper.join(5)
+        assert not reaper.is_alive() and wake.num_gets <= 2 * wake.num_puts + 10
 
     @pytest.mark.usefixtures("no_garbage")
     def test_what_could_not_start_leaves_nothing(self, hired, monkeypatch):

@@ -1,20 +1,28 @@
-"""The messages between a worker and the consumer.
+"""The protocol between a worker and its consumer, whatever carries it: see ``handle.Transport``.
 
-A worker sends ``HEADER`` (kind, lane, generation, number of slots, bytes in the message), the
-slots, and the bytes. Bytes beyond ``MAX_INLINE`` are in the last of the slots, so that a message
-fits into the socket and no thread waits in the middle of one. The consumer sends ``COMMAND`` (kind,
-generation, bytes that follow). The generation counts the starts of a worker: what it sent before
-the last one is of no interest any more.
+A worker sends messages: a kind, a lane, a generation and a content. The consumer sends commands: a
+kind, a generation and a content. The generation counts the starts of a worker: what it sent before
+the last one is dropped.
+
+Through a socket a worker sends ``HEADER`` (kind, lane, generation, number of slots, bytes in the
+message), the slots, and the bytes. Bytes beyond ``MAX_INLINE`` are in the last of the slots, so
+that a message fits into the socket and no thread waits in the middle of one. The consumer sends
+``COMMAND`` (kind, generation, bytes that follow). Ray and queues carry the same in tuples.
+
+A worker is ahead of its consumer by the messages that it has sent and the consumer has not taken.
+``counted_bytes`` says how many bytes a message counts for there.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple, TypeAlias
 
 from gristmill.workers.arena import Slot
 
+# Kinds of messages.
 OUTPUTS = 1  # elements of a lane and the states after them
 END = 2  # there are no more elements in the lane
 ERROR = 3  # what the next element of the lane raises
@@ -29,10 +37,12 @@ NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not imp
 HEADER = struct.Struct("<BBHIIQ")
 SLOT = struct.Struct("<QQ")
 
-START = 1  # from a pickled state on
+# Kinds of commands.
+START = 1  # a ``Start`` follows
 TAKEN = 2  # the consumer has taken a message; slots follow that may be used again
 CALL = 3  # a pickled function follows, to be called with what runs in the worker
-LANES = 4  # pickled states of lanes to compute besides the others, and the lanes to leave, follow
+LANES = 4  # a ``LaneChange`` follows
+CLOSE = 5  # the worker is not needed any more; a socket is closed instead
 COMMAND = struct.Struct("<BxxxII")  # kind, generation, bytes
 
 # to a fork server: descriptors come along, connection, arena, payload, lifeline, directory and open
@@ -46,6 +56,18 @@ FORK = struct.Struct("<BIII??")
 RECORD = struct.Struct("<qq")
 
 MAX_INLINE = 1 << 14
+
+MAX_BYTES_AHEAD = 1 << 20  # of messages of which the number of elements does not limit how many
+# what a message counts for of which ``buffer_size`` alone says how many may wait
+LARGE = MAX_BYTES_AHEAD + 1
+_MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
+
+States: TypeAlias = Mapping[int, object]  # of lanes, by number
+
+
+def counted_bytes(num_elements: int, num_bytes: int) -> int:
+    """Return how many bytes a message of so many elements and bytes counts for."""
+    return max(num_bytes, num_elements * _MIN_BYTES)
 
 
 @dataclass(frozen=True)
@@ -68,13 +90,28 @@ class Passed(BaseException):
     """Raised in a worker where ``Quarantine.until`` says."""
 
 
-@dataclass(slots=True)
-class Message:
+class Start(NamedTuple):
+    """Content of ``START``."""
+
+    states: States  # where each lane continues, in the order in which they are needed
+    skip: bool  # the next element of the first lane
+    quarantine: Quarantine | None
+    is_for_another: bool  # consumer than the starts before
+
+
+class LaneChange(NamedTuple):
+    """Content of ``LANES``."""
+
+    added: States  # lanes to compute besides the others, and where they continue
+    leaving: Sequence[int]  # lanes to leave
+
+
+class Header(NamedTuple):
+    """A message without its content."""
+
     kind: int
     lane: int
     generation: int
-    slots: list[Slot]
-    payload: Any  # bytes; None: they are in the last slot
 
 
 def pack_slots(slots: list[Slot]) -> bytes:
