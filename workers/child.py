@@ -37,7 +37,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from os import _exit as end_process  # at once, whatever other threads do
+from os import _exit as end_process  # at once, without waiting for other threads
 from typing import Any, Generic, Protocol
 
 from gristmill.core.instruments import Wrap, shadow_for_good

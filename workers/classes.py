@@ -34,7 +34,7 @@ class _State(NamedTuple):
 
 
 def completed(cls: type, reduced: Reduced) -> Reduced:
-    """Return ``reduced``, cloudpickle's reduction of ``cls``, with the parts that it leaves out."""
+    """Return ``reduced``, cloudpickle's reduction of ``cls``, with the parts that it lacks."""
     if not isinstance(reduced, tuple) or reduced[0] not in _SKELETONS:
         return reduced
     parts: tuple[Any, ...] = reduced

@@ -34,7 +34,7 @@ MIN_SHARED_BYTES = 1 << 15
 
 _ARRAY_TYPES = (np.ndarray, np.memmap)
 
-Chunk = TypeVar("Piece")  # of the memory where arrays go
+Chunk = TypeVar("Chunk")  # of the memory where arrays go
 _Received = TypeVar("_Received", contravariant=True)  # such a piece, at the other end
 # The elements of a message, the states, and what the next element raised.
 Decoded: TypeAlias = tuple[list[object], object, Exception | None]

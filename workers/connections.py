@@ -60,7 +60,7 @@ class Connection(abc.ABC, Generic[Chunk]):
     def __init__(self) -> None:
         self.start: Start | None = None  # that the worker has not obeyed yet
         self.is_for_another = False  # the start, than the ones before were
-        self.calls: list[bytes] = []  # functions that nobody has called yet
+        self.calls: list[bytes] = []  # functions that were not called yet
         self.changes: list[LaneChange] = []  # that the worker has not obeyed yet
         self._generation = 0
 

@@ -4,8 +4,8 @@ Guarantees:
 
 1. ``receive`` returns the worker's next message, or raises within a second of the worker's end. No
    code waits for a worker in any other way.
-2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say)
-   leaves ``transport.usable`` false where something may be lost: another worker has to take over.
+2. An interrupt in the middle of ``receive`` or ``start`` (as from the keyboard) leaves
+   ``transport.usable`` false where something may be lost: another worker has to take over.
 3. ``close`` waits only for a limited time.
 """
 
@@ -195,7 +195,7 @@ class WorkerHandle(Generic[T_co]):
         Args:
             states: of each lane that it is to produce, in the order in which they are needed;
                 ``None`` is the beginning.
-            skip: leave out the next element of the first lane, and send the state after it.
+            skip: skip the next element of the first lane, and send the state after it.
             quarantine: what to be careful about.
         """
         self.generation += 1

@@ -105,8 +105,8 @@ def _class_named(name: str) -> type:
 def dumps(
     value: object, buffer_callback: Callable[[pickle.PickleBuffer], object] | None = None
 ) -> bytes:
-    """``value`` pickled, by value what cannot be imported; raises whatever makes that
-    impossible.
+    """Return ``value`` pickled, by value what cannot be imported. An error that prevents it is
+    raised as it is.
     """
     file = io.BytesIO()
     try:

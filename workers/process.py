@@ -4,7 +4,7 @@ Guarantees:
 
 1. ``wait`` returns when the worker's next message is there, or raises ``WorkerDied`` no later than
    a second after the process has ended, for any reason.
-2. Whatever interrupts ``wait``, ``send`` or the receipt of a message in the middle leaves
+2. An interrupt in the middle of ``wait``, ``send`` or the receipt of a message leaves
    ``usable`` false: bytes may be lost, and a new process has to take over.
 3. ``close`` waits only for a limited time; afterwards the process runs no more. Its exit status has
    been collected, unless the fork server that has forked it is stopped. Killing it needs no fork

@@ -1,4 +1,4 @@
-"""The protocol between a worker and its consumer, whatever carries it: see ``handle.Transport``.
+"""The protocol between a worker and its consumer, over any transport: see ``handle.Transport``.
 
 A worker sends messages: a kind, a lane, a generation and a content. The consumer sends commands: a
 kind, a generation and a content. The generation counts the starts of a worker: what it sent before
@@ -66,7 +66,7 @@ States: TypeAlias = Mapping[int, object]  # of lanes, by number
 
 
 def counted_bytes(num_elements: int, num_bytes: int) -> int:
-    """Return how many bytes a message of so many elements and bytes counts for."""
+    """Return how many bytes a message of ``num_elements`` and ``num_bytes`` counts for."""
     return max(num_bytes, num_elements * _MIN_BYTES)
 
 

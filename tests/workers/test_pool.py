@@ -210,7 +210,7 @@ class TestTasks:
             assert kind == ERROR and "not there" in str(content())
 
     def test_whose_start_cannot_be_sent_are_left_to_another_worker(self, hired):
-        """What the worker sends would be dropped, and waited for forever."""
+        """Messages of the worker would be dropped, and waited for forever."""
         pool = hired(lambda index, count: index)
         assert outputs(pool) == [0]
         former = pool.worker(0)
