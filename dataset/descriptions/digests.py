@@ -267,8 +267,8 @@ class Digest:
 
     def _add_set(self, value: Any) -> None:
         """Adds a set in an order that does not depend on the hashes of this process."""
-        items = []
-        for item in value:
+        items = [f"{type(item).__name__} {item!r}" for item in value if type(item) in _PLAIN]
+        for item in value if len(items) < len(value) else ():
             inner = type(self)(self._add_dataset)
             inner._depth = self._depth
             inner.add(item)
