@@ -12,7 +12,7 @@ from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, Rand
 from gristmill.transforms.base import for_a_class
 
 
-def apply_transformations(ds: Any, transformations: Any) -> Any:
+def apply_transformations(ds: object, transformations: Any) -> Any:
     """Returns ``ds`` with one transformation, or a sequence of them in order, applied.
 
     Args:

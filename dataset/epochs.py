@@ -5,17 +5,20 @@ it.
 from __future__ import annotations
 
 import sys
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.slicing import PipelineEditor
 
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
+
 T = TypeVar("T")
 
 
-def in_epoch(ds: Any, epoch: int) -> Any:
+def in_epoch(ds: DatasetNode, epoch: int) -> Any:
     """Returns ``ds`` with the elements of a later epoch of every map dataset in it; streams without
     one are the same again.
     """
@@ -27,7 +30,7 @@ class _InEpoch(PipelineEditor):
         super().__init__()
         self._epoch = epoch
 
-    def _replace(self, ds: Any) -> Any:
+    def _replace(self, ds: DatasetNode) -> Any:
         if isinstance(ds, MapDataset):
             return ds if len(ds) in (0, sys.maxsize) else EpochMapDataset(ds, self._epoch)
         return self._over_replaced(ds) if ds._gm_parents else ds

@@ -43,12 +43,13 @@ from gristmill.transforms import (
 if TYPE_CHECKING:
     from gristmill.dataset.bases.iter import IterDataset
     from gristmill.dataset.bases.map import MapDataset
+    from gristmill.dataset.bases.node import DatasetNode
 
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
 
 
-def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> Any:
+def _check_order(order: object, options: WorkerOptions, sequential_slice: bool) -> Any:
     """Returns ``order``, if it is one that goes with the other arguments of ``mp_prefetch``."""
     check_word("order", order, "workers", "stream")
     if order == "stream" and (options.num_lanes is not None or sequential_slice):
@@ -61,7 +62,7 @@ def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> 
 
 
 def _by_workers(
-    ds: Any,
+    ds: object,
     options: WorkerOptions,
     worker_init_fn: Any,
     sequential_slice: bool = False,
@@ -83,7 +84,7 @@ def _by_workers(
 
 
 def _in_lanes(
-    ds: Any, num_lanes: int | None = None, *, options: WorkerOptions, worker_init_fn: Any
+    ds: DatasetNode, num_lanes: int | None = None, *, options: WorkerOptions, worker_init_fn: object
 ) -> Any:
     if options.num_workers == "auto":
         options = replace(options, num_lanes=num_lanes)
@@ -95,7 +96,7 @@ def _in_lanes(
     return _by_workers(ds, options, worker_init_fn, by_lanes=False)
 
 
-def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
+def _warn_of_small_groups(ds: object, batch_size: Any) -> None:
     from gristmill.dataset.bases.node import ancestors
 
     for node in ancestors(ds):

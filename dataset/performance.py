@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core.cgroup import available_memory, usable_cpus
 from gristmill.core.errors import as_int
@@ -30,6 +30,9 @@ from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.stream_order import StreamOrderIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 from gristmill.workers.process import missing_calls
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 _log = logging.getLogger("gristmill")
 
@@ -176,7 +179,7 @@ def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, sa
     return int(min(budget / needed, cap))
 
 
-def _first_sizes(ds: Any, num: int) -> Iterator[int]:
+def _first_sizes(ds: DatasetNode, num: int) -> Iterator[int]:
     with contextlib.closing(iterate(_Unbuffered().replaced(ds))) as it:
         yield from map(num_bytes_of, itertools.islice(it, num))
 
@@ -192,7 +195,7 @@ _COMPUTED_ELSEWHERE = (
 class _Unbuffered(PipelineEditor):
     """Lets everything be computed in this thread, and not before it is requested."""
 
-    def _replace(self, ds: Any) -> Any:
+    def _replace(self, ds: DatasetNode) -> Any:
         if isinstance(ds, PrefetchIterDataset):
             return PrefetchIterDataset(
                 ds._gm_parent, _DIRECT, allow_nones=parameters_of(ds).allow_nones
@@ -213,7 +216,7 @@ class _Unbuffered(PipelineEditor):
         return self._over_replaced(ds) if isinstance(ds, IterDataset) and ds._gm_parents else ds
 
 
-def _unbuffered_part(ds: Any) -> Any:
+def _unbuffered_part(ds: DatasetNode) -> Any:
     # By an editor of its own: it may be made again whenever it is asked for, and an id then be that
     # of another one.
     return _Unbuffered().replaced(

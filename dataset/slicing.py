@@ -28,7 +28,7 @@ def worker_slice(index: int, count: int) -> slice:
     return slice(index, None, count)
 
 
-def numbers_of(ds: Any) -> Numbers:
+def numbers_of(ds: DatasetNode) -> Numbers:
     """Returns which numbers the elements of ``ds`` (if made by stages that do not count) have in
     the whole pipeline.
     """
@@ -109,20 +109,20 @@ class PipelineEditor(abc.ABC):
     def __init__(self) -> None:
         self._replaced: dict[int, Any] = {}  # by the id of the dataset
 
-    def replaced(self, ds: Any) -> Any:
+    def replaced(self, ds: DatasetNode) -> Any:
         """Returns the replacement of ``ds``."""
         if id(ds) not in self._replaced:
             self._replaced[id(ds)] = self._replace(ds)
         return self._replaced[id(ds)]
 
     @abc.abstractmethod
-    def _replace(self, ds: Any) -> Any: ...
+    def _replace(self, ds: DatasetNode) -> Any: ...
 
-    def _over_replaced(self, ds: Any) -> Any:
+    def _over_replaced(self, ds: DatasetNode) -> Any:
         """Returns ``ds`` over what takes the place of its parents."""
         parents = set(map(id, ds._gm_parents))
 
-        def is_made_of_parents(value: Any) -> bool:
+        def is_made_of_parents(value: object) -> bool:
             if not isinstance(value, DatasetNode):
                 return False
             upstream = set(map(id, ancestors(value)))
@@ -141,11 +141,11 @@ class PipelineEditor(abc.ABC):
 
         return self._copied(ds, replaced)
 
-    def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
+    def _copied(self, ds: DatasetNode, replaced: Callable[[Any], Any]) -> Any:
         return ds._gm_over(replaced)
 
 
-def replaced_in(ds: IterDataset[T], old: Any, new: Any) -> IterDataset[T]:
+def replaced_in(ds: IterDataset[T], old: object, new: object) -> IterDataset[T]:
     """Returns ``ds`` with ``new`` in place of ``old``, which it is made of."""
     result: IterDataset[T] = _Replacing(old, new).replaced(ds)
     return result
@@ -156,7 +156,7 @@ class _Replacing(PipelineEditor):
         super().__init__()
         self._replaced[id(old)] = new
 
-    def _replace(self, ds: Any) -> Any:
+    def _replace(self, ds: DatasetNode) -> Any:
         return self._over_replaced(ds)
 
 
@@ -182,16 +182,16 @@ class _Slicer(PipelineEditor, Division):
     def part(self, ds: MapDataset[Any]) -> MapDataset[Any]:
         return _inserted_slice(ds, slice(*even_split(len(ds), self._shard)))
 
-    def over_shares(self, ds: Any) -> Any:
+    def over_shares(self, ds: DatasetNode) -> Any:
         return self._over_replaced(ds)
 
-    def sliced_by_itself(self, ds: Any) -> Any:
+    def sliced_by_itself(self, ds: DatasetNode) -> Any:
         new = ds._gm_over(_own_container)
         new.set_slice(self._slice, self.is_sequential)
         return new
 
 
-def _own_container(value: Any) -> Any:
+def _own_container(value: object) -> Any:
     # which ``set_slice`` may change in place
     return copy.copy(value) if type(value) in (list, dict, set) else value
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core.seeds import check_seed
 from gristmill.dataset.bases.epochs import any_pair, keeps_records, may_hold_twice
@@ -24,12 +24,15 @@ from gristmill.dataset.stages.split import (
     SplitMapDataset,
 )
 
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
+
 _TOLERANCE = Fraction(1, 10**6)  # of the sum of weights, which people round
 _MAX_KEYS = 2**40  # a dataset with more records is repeated forever
 
 
 def split(
-    ds: Any, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None
+    ds: object, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None
 ) -> dict[str, Any]:
     """Returns the parts for ``ds.split(weights, seed, by)``."""
     if by is not None and not callable(by):
@@ -39,7 +42,7 @@ def split(
     return _Splitter(_shares(weights), check_seed(seed), by).split(ds)
 
 
-def _shares(weights: Any) -> dict[str, Fraction]:
+def _shares(weights: object) -> dict[str, Fraction]:
     if not isinstance(weights, Mapping):
         raise TypeError(
             f"weights must be a mapping of the names of parts to numbers, got {weights!r:.200}"
@@ -107,7 +110,7 @@ class _Splitter:
             )
         return parts
 
-    def _parts_of(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:
+    def _parts_of(self, ds: DatasetNode, behind: tuple[Any, ...]) -> dict[str, Any]:
         """Returns parts of ``ds``, whose elements become those that have keys by the stages
         ``behind``, which are downstream.
         """
@@ -179,7 +182,7 @@ def _can_be_over_parts(ds: Any) -> bool:
     return True
 
 
-def _over(ds: Any, parents: list[Any]) -> Any:
+def _over(ds: DatasetNode, parents: list[Any]) -> Any:
     """Returns ``ds`` over other parents."""
     return _OverParts(ds._gm_parents, parents).over_replaced(ds)
 
@@ -189,10 +192,10 @@ class _OverParts(PipelineEditor):
         super().__init__()
         self._replaced.update({id(before): after for before, after in zip(old, new, strict=True)})
 
-    def over_replaced(self, ds: Any) -> Any:
+    def over_replaced(self, ds: DatasetNode) -> Any:
         return self._over_replaced(ds)
 
-    def _replace(self, ds: Any) -> Any:
+    def _replace(self, ds: DatasetNode) -> Any:
         return self._over_replaced(ds)
 
     def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:

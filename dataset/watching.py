@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core import hooks
 from gristmill.core.config import config
 from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
 from gristmill.workers.setup import is_worker
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.iterator import DatasetIterator
 
 # Callbacks that get the observer of every new pipeline when it is first used; pipelines are
 # observed while there is a callback.
@@ -64,7 +67,7 @@ def watcher() -> Callable[[Any], None] | None:
     return _new_watcher() if wanted and not is_worker() else None
 
 
-def watch_if_tracked(it: Any, options: DatasetOptions) -> None:
+def watch_if_tracked(it: DatasetIterator[Any], options: DatasetOptions) -> None:
     """Lets the pipeline that ends in ``it`` be observed if its options say so."""
     ctx = it._gm_ctx
     if (
@@ -81,7 +84,7 @@ def _new_watcher() -> Callable[[Any], None]:
     return adopt
 
 
-def report_joining(it: Any, report: Callable[[Any], None]) -> bool:
+def report_joining(it: DatasetIterator[Any], report: Callable[[Any], None]) -> bool:
     """Has ``report`` be called with every iterator that joins the pipeline of ``it`` from now on;
     false if it was so before.
     """
@@ -90,19 +93,19 @@ def report_joining(it: Any, report: Callable[[Any], None]) -> bool:
     return bool(before != report)
 
 
-def observe_as(it: Any, observer: Any, part: Any) -> None:
+def observe_as(it: DatasetIterator[Any], observer: object, part: object) -> None:
     """Records the observer of an iterator, and the part of the pipeline that it is."""
     it._gm_observed = observer, part
 
 
-def observed_as(it: Any) -> tuple[Any, Any]:
+def observed_as(it: DatasetIterator[Any]) -> tuple[Any, Any]:
     """Returns the observer of an iterator and the part of its pipeline that the iterator is;
     ``None`` for both if it is not observed.
     """
     return getattr(it, "_gm_observed", None) or (None, None)
 
 
-def observed_by(it: Any) -> Any:
+def observed_by(it: DatasetIterator[Any]) -> Any:
     """Returns the observer of an iterator; ``None`` if there is none."""
     return observed_as(it)[0]
 
@@ -116,7 +119,7 @@ def report_faults_of(it: Any, step: str, num: int) -> None:
         observer.add_faults(step, num)
 
 
-def unobserve(it: Any) -> None:
+def unobserve(it: DatasetIterator[Any]) -> None:
     """Ends the observation of an iterator and of its pipeline."""
     del it._gm_observed
     if it._gm_own_ctx is not None:

@@ -299,7 +299,7 @@ class Reader(_Items):
         self._is_closed = True
         self.stop()
 
-    def observe(self, observed: Any) -> None:
+    def observe(self, observed: object) -> None:
         """Reads from ``observed``, an observer's version of the dataset; ``None``: from the dataset
         itself.
         """

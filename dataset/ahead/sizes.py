@@ -17,7 +17,7 @@ _SHARE = 0.01  # of the time that elements took, to be spent on looking at them
 _MOST_PARTS = 32  # of a container that are looked at
 
 
-def num_bytes_of(element: Any, most_parts: int | None = None) -> float:
+def num_bytes_of(element: object, most_parts: int | None = None) -> float:
     """Return the bytes of an element: of arrays, those of their data.
 
     Args:

@@ -134,7 +134,7 @@ def _unknown(record: LineageRecord, stage: str) -> LineageRecord:
     return record.replaced(cut_by=record.cut_by or stage)
 
 
-def _shapes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], tuple[int, ...]]:
+def _shapes(value: object, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], tuple[int, ...]]:
     """Returns the shapes of the arrays in an element, by their keys."""
     if isinstance(value, Mapping):
         return {

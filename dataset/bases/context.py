@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gristmill.core.options import DatasetOptions
 from gristmill.core.value import Value
 from gristmill.dataset.ahead.budget import Budget, budget_of
 from gristmill.dataset.watching import watcher
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 
 class Numbers(Value):
@@ -131,7 +134,7 @@ class ComponentContext(IteratorContext):
         self._own = options
 
 
-def collected_options(ds: Any) -> DatasetOptions:
+def collected_options(ds: DatasetNode) -> DatasetOptions:
     """Returns the options in ``ds`` and upstream, merged as iterators merge them: nearest the
     output first, then first parent first.
     """

@@ -5,7 +5,10 @@ the possible answers.
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 
 class Division(abc.ABC):
@@ -37,15 +40,15 @@ class Division(abc.ABC):
         """Returns the worker's part of a map dataset that is cut into consecutive ones."""
 
     @abc.abstractmethod
-    def over_shares(self, ds: Any) -> Any:
+    def over_shares(self, ds: DatasetNode) -> Any:
         """Returns the same stage, over the worker's shares of the parents of ``ds``."""
 
     @abc.abstractmethod
-    def sliced_by_itself(self, ds: Any) -> Any:
+    def sliced_by_itself(self, ds: DatasetNode) -> Any:
         """Returns a copy of a stream that has kept what its method ``set_slice`` keeps."""
 
 
-def _cut(ds: Any, division: Division) -> Any:
+def _cut(ds: DatasetNode, division: Division) -> Any:
     return division.part(ds) if division.is_sequential else division.every_nth(ds)
 
 

@@ -12,7 +12,7 @@ from gristmill.dataset.bases.node import DatasetNode, spec_of
 from gristmill.dataset.bases.parameters import parameters_of
 
 
-def get_element_spec(ds: Any) -> Any:
+def get_element_spec(ds: DatasetNode) -> Any:
     """Returns what the elements of ``ds`` look like: a pytree with a ``ShapeDtypeStruct`` in place
     of every array.
 
@@ -47,7 +47,7 @@ def get_element_spec(ds: Any) -> Any:
     return spec_of(ds)
 
 
-def _transformed_spec(stage: Any) -> Any:
+def _transformed_spec(stage: DatasetNode) -> Any:
     transform = parameters_of(stage).transform
     if not hasattr(transform, "output_spec"):
         raise ValueError(
@@ -62,7 +62,7 @@ def _transformed_spec(stage: Any) -> Any:
 transformed_spec = property(_transformed_spec)
 
 
-def batched_spec(batch_fn: Any, spec: Any, batch_size: int, drop_remainder: bool) -> Any:
+def batched_spec(batch_fn: object, spec: object, batch_size: int, drop_remainder: bool) -> Any:
     """Returns the spec of the batches that ``batch_fn`` makes of elements with spec ``spec``."""
     arguments = {"batch_size": batch_size, "drop_remainder": drop_remainder}
     keywords: dict[str, Any] = {}

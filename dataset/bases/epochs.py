@@ -11,7 +11,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 
 def upstream(ds: Any, *, of_later_epochs: bool = False) -> Iterator[Any]:
@@ -29,17 +32,17 @@ def upstream(ds: Any, *, of_later_epochs: bool = False) -> Iterator[Any]:
                 todo += node._gm_draws_from
 
 
-def keeps_records(ds: Any) -> bool:
+def keeps_records(ds: DatasetNode) -> bool:
     """True if every position has the same records in all epochs."""
     return not any([node._gm_moves_records for node in upstream(ds, of_later_epochs=True)])
 
 
-def may_hold_twice(ds: Any) -> bool:
+def may_hold_twice(ds: DatasetNode) -> bool:
     """True if a record may be at several positions of an epoch."""
     return any([node._gm_shares_records for node in upstream(ds)])
 
 
-def part_that_changes(ds: Any) -> Any | None:
+def part_that_changes(ds: object) -> Any | None:
     """Returns ``ds`` or a stage upstream that takes some positions of data that is reshuffled: it
     has other records in later epochs.
     """
@@ -51,7 +54,7 @@ def part_that_changes(ds: Any) -> Any | None:
     return None
 
 
-def are_parallel(ds: Any, other: Any) -> bool:
+def are_parallel(ds: DatasetNode, other: Any) -> bool:
     """True if both have the same records of one dataset, in the same order."""
     root, positions = _positions(ds)
     other_root, other_positions = _positions(other)
@@ -79,7 +82,7 @@ def any_pair(datasets: Sequence[Any], *, parallel_ones: bool) -> tuple[Any, Any]
     return None
 
 
-def _data(ds: Any) -> list[Any]:
+def _data(ds: DatasetNode) -> list[Any]:
     return [node._gm_data for node in upstream(ds) if not node._gm_draws_from]
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from itertools import chain, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from gristmill.core.errors import SourceEnded
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.errors.context import add_error_context
 from gristmill.sources.reading import is_read_in_blocks, read_keys
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 _NEVER_FAILING = (list, tuple, range, str, bytes, np.ndarray)  # at keys below their length
 
@@ -64,7 +67,7 @@ def each_alone(ds: Any, indices: Indices) -> Iterator[Any]:
     return chain.from_iterable(map(ds._gm_items, [[i] for i in as_ints(indices)]))
 
 
-def read_items(stage: Any, source: Any, indices: Indices, keys: list[Any]) -> Iterator[Any]:
+def read_items(stage: DatasetNode, source: Any, indices: Indices, keys: list[Any]) -> Iterator[Any]:
     """Returns the records at ``keys``, one for each of the ``indices`` of ``stage``.
 
     A source that can read several records in one call does so; if that fails, they are read alone.
@@ -79,7 +82,9 @@ def read_items(stage: Any, source: Any, indices: Indices, keys: list[Any]) -> It
     return _read_alone(stage, source, indices, keys)
 
 
-def _read_alone(stage: Any, source: Any, indices: Indices, keys: list[Any]) -> Iterator[Any]:
+def _read_alone(
+    stage: DatasetNode, source: Any, indices: Indices, keys: list[Any]
+) -> Iterator[Any]:
     for number, key in enumerate(keys):
         try:
             record = source[key]

@@ -130,7 +130,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """
 
     @abc.abstractmethod
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: object) -> None:
         """Continues from ``state``, backwards or forwards, also after the end or an error."""
 
     def start_prefetch(self) -> None:
@@ -301,7 +301,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
             f"{self} does not know where it was before its last output: save the state before it"
         )
 
-    def _gm_merged_state(self, states: Any) -> Any:
+    def _gm_merged_state(self, states: object) -> Any:
         """Returns the state that continues where all of several shards stopped, whose number was
         another one. Optional.
 
@@ -349,7 +349,7 @@ class PlainIterator(DatasetIterator[T_co]):
         ds: the dataset that it is of.
     """
 
-    def __init__(self, iterator: Iterator[T_co], ds: Any) -> None:
+    def __init__(self, iterator: Iterator[T_co], ds: object) -> None:
         super().__init__()
         self._iterator = iterator
         name = str(getattr(iterator, "__qualname__", type(iterator).__qualname__))
@@ -369,7 +369,7 @@ class PlainIterator(DatasetIterator[T_co]):
             " __iter__ to save its position"
         )
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: object) -> None:
         self.get_state()
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gristmill.core.value import Value
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 _MAX_HINT = 2**24  # ``list(stream)`` sets aside as many places at once
 
@@ -137,12 +140,12 @@ def longest(lengths: Iterable[Length]) -> Length:
     return Exact(max(bounds, default=0)) if is_exact else AtMost(max(bounds))
 
 
-def same_number(stage: Any) -> Length:
+def same_number(stage: DatasetNode) -> Length:
     """Implement ``_gm_num_elements`` for stages that make one element of one."""
     return num_elements(stage._gm_parents[0])
 
 
-def some_of_them(stage: Any) -> Length:
+def some_of_them(stage: DatasetNode) -> Length:
     """Implement ``_gm_num_elements`` for stages that may drop elements."""
     return at_most(num_elements(stage._gm_parents[0]))
 
@@ -179,7 +182,7 @@ def exact_length(stream: Any) -> int:
     raise _no_length(stream, reason)
 
 
-def elements_left(it: Any, ds: Any, next_index: Callable[[], int]) -> int:
+def elements_left(it: object, ds: object, next_index: Callable[[], int]) -> int:
     """Return ``len(it)``, the number of elements of ``ds`` that its iterator has not delivered.
 
     Args:
@@ -203,7 +206,7 @@ def elements_left(it: Any, ds: Any, next_index: Callable[[], int]) -> int:
         ) from error
 
 
-def has_own_length(node: Any) -> bool:
+def has_own_length(node: DatasetNode) -> bool:
     """Return True if a dataset has a length that does not follow from its parents', as a stream's
     does.
     """
@@ -213,7 +216,7 @@ def has_own_length(node: Any) -> bool:
     )
 
 
-def _no_length(stream: Any, reason: str) -> TypeError:
+def _no_length(stream: object, reason: str) -> TypeError:
     return TypeError(f"object of type '{type(stream).__name__}' has no len(): {reason}")
 
 

@@ -107,7 +107,7 @@ class MapDataset(
     @overload
     def __getitem__(self, index: int) -> T_co: ...
     @abc.abstractmethod
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         """Returns the element at ``index``, ``None`` if there is none; for a slice, the dataset of
         those elements.
         """
@@ -305,7 +305,7 @@ class BlockMapDataset(MapDataset[T]):
     def __len__(self) -> int:
         return len(self._gm_parents[0])
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         if type(index) is not int:
             if isinstance(index, slice):
                 return MapDataset.slice(self, index)
@@ -379,7 +379,7 @@ class NotOverAPartError(ValueError):
     """A stage has no meaning over a part of its parents."""
 
 
-def not_over_a_part(step: Any, reason: str) -> NotOverAPartError:
+def not_over_a_part(step: DatasetNode, reason: str) -> NotOverAPartError:
     return NotOverAPartError(
         f"sequential_slice=True gives every worker a part of the source, but {step!s:.200}"
         f" {reason}: over a part, elements would be lost or repeated. Use sequential_slice=False"
@@ -405,7 +405,7 @@ def _as_index(index: Any) -> int:
         ) from None
 
 
-def source_reads_once(source: Any) -> bool:
+def source_reads_once(source: object) -> bool:
     """True if ``source`` may not give the same record again."""
     return reads_once(source) if isinstance(source, DatasetNode) else not may_be_read_again(source)
 

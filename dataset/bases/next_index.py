@@ -8,7 +8,7 @@ from gristmill.core.errors import StateIndexError, as_int
 from gristmill.core.state import shown
 
 
-def get_next_index(ds_iter: Any) -> int:
+def get_next_index(ds_iter: object) -> int:
     """Returns the index of the element that ``next(ds_iter)`` would deliver.
 
     That is the number of elements before it. Only where a ``MapDataset`` is iterated that leaves
@@ -36,7 +36,7 @@ def get_next_index(ds_iter: Any) -> int:
     return index
 
 
-def set_next_index(ds_iter: Any, index: int) -> None:
+def set_next_index(ds_iter: object, index: int) -> None:
     """Lets ``ds_iter`` continue with the element at ``index``, as if it had delivered those before
     it, without computing them.
 
@@ -83,7 +83,7 @@ def check_no_gaps(stage: Any) -> None:
         )
 
 
-def _checked(ds_iter: Any) -> Any:
+def _checked(ds_iter: object) -> Any:
     if not hasattr(ds_iter, "_get_next_index"):
         raise TypeError(
             f"ds_iter must be an iterator of a dataset, got {shown(ds_iter)} of type"

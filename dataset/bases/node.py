@@ -248,7 +248,7 @@ class DatasetNode(Node):
 
 
 def computed_by(
-    ds: Any, *, threads: ReadOptions | None = None, num_workers: int | None = None
+    ds: DatasetNode, *, threads: ReadOptions | None = None, num_workers: int | None = None
 ) -> Any:
     """Returns ``ds``, computed by other threads or by another number of worker processes; itself if
     that cannot be.
@@ -256,7 +256,7 @@ def computed_by(
     return ds._gm_computed_by(threads, num_workers)
 
 
-def spec_of(ds: Any) -> Any:
+def spec_of(ds: DatasetNode) -> Any:
     """Returns the spec of an element of ``ds``."""
     return ds._element_spec
 
@@ -269,7 +269,7 @@ def _spec_of_first_parent(stage: DatasetNode) -> Any:
 spec_of_first_parent = property(_spec_of_first_parent)
 
 
-def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
+def as_parents(parents: object, *kinds: type) -> tuple[Any, ...]:
     """Returns ``parents`` as a tuple: one object of one of ``kinds``, or an iterable of such."""
     found = (
         (parents,)
@@ -289,7 +289,7 @@ def parents_of(node: Any) -> tuple[Any, ...]:
     return found
 
 
-def upstream_for_observers(node: Any) -> Sequence[Any]:
+def upstream_for_observers(node: DatasetNode) -> Sequence[Any]:
     """Returns the inputs that an observer counts together with a dataset or iterator."""
     found: Sequence[Any] = node._gm_observed_upstream
     return found
@@ -310,7 +310,7 @@ def only_parent(node: Any) -> Any:
     return node._gm_parents[0]
 
 
-def default_seed(dataset: Any) -> np.uint32 | None:
+def default_seed(dataset: DatasetNode) -> np.uint32 | None:
     """Returns the seed that follows from ``ds.seed(...)`` upstream and the position in the
     pipeline.
     """
@@ -340,7 +340,7 @@ def seed_entropy(dataset: Any) -> list[int]:
     return entropy
 
 
-def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = None) -> int:
+def random_seed(stage: DatasetNode, seed: int | None, name: str, *, bits: int | None = None) -> int:
     """Returns the seed of a random stage: the one given, below ``2**bits``, or the default seed."""
     if seed is not None:
         return check_seed(seed, bits=bits)
@@ -350,17 +350,17 @@ def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = N
     return int(default)
 
 
-def tolerance_of(ds: Any) -> Any:
+def tolerance_of(ds: DatasetNode) -> Any:
     """Returns which faults of upstream stages ``ds`` skips; ``None``: no faults."""
     return ds._gm_tolerance
 
 
-def tolerances(ds: Any) -> list[Any]:
+def tolerances(ds: DatasetNode) -> list[Any]:
     """Returns the tolerances of ``ds`` and everything upstream."""
     return [node._gm_tolerance for node in ancestors(ds) if node._gm_tolerance is not None]
 
 
-def tolerates(ds: Any) -> bool:
+def tolerates(ds: DatasetNode) -> bool:
     """Return true if a stage of ``ds`` or upstream tolerates faults, or one of a dataset that it
     opens may do so.
     """
@@ -383,40 +383,40 @@ def ancestors(ds: Any) -> Iterator[Any]:
             todo.extend(node._gm_parents)
 
 
-def reads_once(ds: Any) -> bool:
+def reads_once(ds: DatasetNode) -> bool:
     """True if a source of ``ds`` may not give the same record again."""
     return any([node._gm_reads_once for node in ancestors(ds)])
 
 
-def mixes_in_lanes(ds: Any) -> bool:
+def mixes_in_lanes(ds: DatasetNode) -> bool:
     """Return true if the lanes of a pipeline are other shares than every n-th element of its map
     datasets.
     """
     return any([node._gm_is_mixed_in_lanes for node in ancestors(ds)])
 
 
-def makes_choices(ds: Any) -> bool:
+def makes_choices(ds: DatasetNode) -> bool:
     """Return true if a stage of a pipeline makes choices, which stages that replay elements
     record.
     """
     return any([node._gm_tolerance is not None or node._gm_makes_choices for node in ancestors(ds)])
 
 
-def changes_in_lanes(ds: Any) -> bool:
+def changes_in_lanes(ds: DatasetNode) -> bool:
     """Return true if a stage of a pipeline is another one in lanes."""
     return any([node._gm_changes_in_lanes for node in ancestors(ds)])
 
 
-def dropping_steps(ds: Any) -> list[Any]:
+def dropping_steps(ds: DatasetNode) -> list[Any]:
     """Returns the stages that may drop elements, of ``ds`` and everything upstream."""
     return [node for node in ancestors(ds) if node._gm_drops]
 
 
-def may_leave_out(ds: Any) -> bool:
+def may_leave_out(ds: DatasetNode) -> bool:
     """Returns true if code of users in ``ds`` or upstream may drop elements by ``None``."""
     return any([node._gm_may_leave_out or not is_of_library(node) for node in ancestors(ds)])
 
 
-def is_of_library(stage: Any) -> bool:
+def is_of_library(stage: DatasetNode) -> bool:
     """True if ``stage`` is of a class of this library: the behaviour of a subclass is unknown."""
     return type(stage).__module__.partition(".")[0] == "gristmill"

@@ -21,12 +21,16 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.waits import BudgetWaits
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.iterator import DatasetIterator
+    from gristmill.dataset.bases.node import DatasetNode
 
 # what becomes of an element of the parent
 Flow: TypeAlias = Literal["one_to_one", "dropping", "stateful"]
@@ -132,13 +136,13 @@ class Observable:
         """
         return None
 
-    def drawn(self, pos: Any) -> dict[str, dict[str, int]] | None:
+    def drawn(self, pos: object) -> dict[str, dict[str, int]] | None:
         """Return what was drawn of each component before ``pos``, of a mixture; asked by any
         thread.
         """
         return None
 
-    def num_long(self, pos: Any) -> int | None:
+    def num_long(self, pos: object) -> int | None:
         """Return how many elements were too long before ``pos``, where batches are made by length;
         asked by any thread.
         """
@@ -155,13 +159,13 @@ class Observable:
         return ()
 
 
-def opens_pipelines(it: Any) -> bool:
+def opens_pipelines(it: DatasetIterator[Any]) -> bool:
     """Return true if an iterator may run others besides its parents."""
     return type(it._gm_engine).open_iterators is not Observable.open_iterators
 
 
 def let_observe(
-    it: Any,
+    it: DatasetIterator[Any],
     wrap: Wrap | None,
     *,
     reads: Callable[[Any], Any] | None = None,
@@ -179,7 +183,7 @@ def let_observe(
         stream.budget_waits.observed = waits
 
 
-def shared_budget(it: Any) -> Budget | None:
+def shared_budget(it: DatasetIterator[Any]) -> Budget | None:
     """Return the threads and the memory with which elements are computed ahead, if any were asked
     for yet.
     """
@@ -187,17 +191,17 @@ def shared_budget(it: Any) -> Budget | None:
     return budget
 
 
-def running_upstream(it: Any) -> list[Any]:
+def running_upstream(it: DatasetIterator[Any]) -> list[Any]:
     """Return the iterators that one runs: its parents, and those that it has opened."""
     return [*it._gm_parents, *it._gm_engine.open_iterators()]
 
 
-def divert_next(it: Any, wrap: Wrap | None) -> None:
+def divert_next(it: object, wrap: Wrap | None) -> None:
     """Puts an instrument in place of the ``__next__`` of a user's class; ``None`` takes it away."""
     _divert(it, "__next__", wrap, _next_through)
 
 
-def divert_items(ds: Any, wrap: Wrap | None) -> None:
+def divert_items(ds: DatasetNode, wrap: Wrap | None) -> None:
     """Puts an instrument in place of the ``__getitem__`` of a user's class, but for slices;
     ``None`` takes it away.
     """
@@ -205,7 +209,7 @@ def divert_items(ds: Any, wrap: Wrap | None) -> None:
 
 
 def _next_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]]:
-    def take(it: Any, n: int) -> list[Any]:
+    def take(it: object, n: int) -> list[Any]:
         return [original(it)]
 
     def next_element(it: Any) -> Any:
@@ -219,7 +223,7 @@ def _next_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]]
 
 
 def _items_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]]:
-    def block(ds: Any, indices: Any) -> list[Any]:
+    def block(ds: object, indices: Any) -> list[Any]:
         return [original(ds, i) for i in indices]
 
     def item(ds: Any, index: Any) -> Any:

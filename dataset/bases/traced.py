@@ -83,7 +83,7 @@ class Traced:
         """All records."""
         return tuple([record for row in self.rows for record in row])
 
-    def then(self, function: Callable[[Any], Any], stage: Any) -> Traced:
+    def then(self, function: Callable[[Any], Any], stage: object) -> Traced:
         """Returns the element that ``function``, of ``stage``, makes of it."""
         name = str(stage)
         new = Traced(
@@ -91,7 +91,7 @@ class Traced:
         )
         return new
 
-    def part(self, value: Any, stage: Any) -> Traced:
+    def part(self, value: object, stage: DatasetNode) -> Traced:
         """Returns one of the elements that ``stage`` makes of it."""
         name = str(stage)
         new = Traced(lambda: value, lambda: parted_rows(self, new, name), self.is_batch, name)
@@ -106,7 +106,7 @@ class Traced:
             self.changed_by,
         )
 
-    def __deepcopy__(self, memo: Any) -> Traced:
+    def __deepcopy__(self, memo: object) -> Traced:
         return self
 
 
@@ -179,7 +179,7 @@ class Tracing:
         self.note_faults(named if any(named) else rows)
 
     @contextlib.contextmanager
-    def noting_faults(self, ds: Any) -> Iterator[None]:
+    def noting_faults(self, ds: DatasetNode) -> Iterator[None]:
         """Note the elements that stages up to ``ds`` skip or replace in this context."""
         steps = {
             node._gm_tolerance.limits.number: node
@@ -194,7 +194,7 @@ class Tracing:
             for index in steps[event.stage]._failing(event.at, event.num):
                 self.note_faults(rows_at(parents_of(steps[event.stage])[0], index)[0])
 
-    def of(self, ds: Any) -> Any:
+    def of(self, ds: object) -> Any:
         """Returns the traced version of a stream; for a map dataset, of its ``to_iter_dataset()``.
 
         Raises:
@@ -203,7 +203,7 @@ class Tracing:
         stream: Any = MapDataset.to_iter_dataset(ds) if isinstance(ds, MapDataset) else ds
         return stream._gm_traced(self)
 
-    def over(self, ds: Any, **changed: Any) -> Any:
+    def over(self, ds: DatasetNode, **changed: Any) -> Any:
         """Returns a copy of the stage ``ds`` over its traced parents, or over ``_gm_parents``, with
         other attributes.
         """
@@ -220,14 +220,14 @@ def _computing(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: computed(function(*given))
 
 
-def computed(x: Any) -> Any:
+def computed(x: object) -> Any:
     """Returns ``x``; if it is ``Traced``, its element is computed, which may fail."""
     if isinstance(x, Traced):
         x.value  # noqa: B018
     return x
 
 
-def unexplained(stage: Any, reason: str) -> NotImplementedError:
+def unexplained(stage: object, reason: str) -> NotImplementedError:
     return NotImplementedError(f"{stage!s:.200} cannot be explained: {reason}")
 
 
@@ -242,7 +242,7 @@ def refuse_to_trace(stage: DatasetNode) -> NotImplementedError:
     )
 
 
-def rows_at(ds: Any, index: int) -> tuple[Rows, bool]:
+def rows_at(ds: DatasetNode, index: int) -> tuple[Rows, bool]:
     """Returns the records of the element at ``index`` of a map dataset, row by row, and whether it
     is a batch. Nothing is read.
 
@@ -276,7 +276,7 @@ def _rows(ds: Any, index: int, record: LineageRecord) -> tuple[Rows, bool]:
 
 
 def _rows_of(
-    ds: Any, one: UpstreamElement | RecordKey, record: LineageRecord, is_batch: bool
+    ds: DatasetNode, one: UpstreamElement | RecordKey, record: LineageRecord, is_batch: bool
 ) -> tuple[Rows, bool]:
     if isinstance(one, RecordKey):
         epoch = None if one.epoch is None or record.epoch is None else record.epoch + one.epoch
@@ -314,7 +314,7 @@ def _own_record(ds: Any, index: Any, record: LineageRecord) -> LineageRecord:
     )
 
 
-def with_component(component: Any) -> Callable[[Traced], Traced]:
+def with_component(component: object) -> Callable[[Traced], Traced]:
     """Says of elements which component of a mixture they come from."""
     return lambda x: x.with_records(
         lambda record: record.replaced(components=(component, *record.components))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import transform_name
@@ -18,10 +18,13 @@ from gristmill.dataset.descriptions.digests import Digest
 from gristmill.dataset.descriptions.pipeline import check_description, describe, source_first
 from gristmill.sources.columns import ColumnsDataSource
 
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
+
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def described_pipeline(ds: Any) -> dict[str, Any]:
+def described_pipeline(ds: DatasetNode) -> dict[str, Any]:
     """Returns the description of a dataset, as JSON: stages, digests of functions and data.
 
     Example:
@@ -55,7 +58,7 @@ def pipeline_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str
     return None
 
 
-def _nodes(ds: Any, *, is_described: bool = True) -> Iterator[tuple[Any, bool]]:
+def _nodes(ds: DatasetNode, *, is_described: bool = True) -> Iterator[tuple[Any, bool]]:
     """Yield the datasets upstream, the sources first, and whether the description of ``ds`` has
     them.
 
@@ -68,7 +71,7 @@ def _nodes(ds: Any, *, is_described: bool = True) -> Iterator[tuple[Any, bool]]:
         yield node, is_described
 
 
-def _code_of(node: Any, is_described: bool) -> dict[str, str]:
+def _code_of(node: DatasetNode, is_described: bool) -> dict[str, str]:
     digest = Digest(_add_dataset)
     names = _add_node(digest, node, is_described)
     return {
@@ -101,14 +104,14 @@ def _add_node(digest: Digest, node: Any, is_described: bool) -> list[str]:
     return names
 
 
-def _add_dataset(digest: Digest, ds: Any) -> None:
+def _add_dataset(digest: Digest, ds: DatasetNode) -> None:
     """Adds a dataset that an object refers to."""
     digest.add(describe(ds))
     for node, is_described in _nodes(ds):
         _add_node(digest, node, is_described)
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     return not isinstance(value, int | float | complex | str | bytes | None) and hasattr(
         value, "__dict__"
     )

@@ -175,7 +175,7 @@ class Digest:
         self._note(f"{_full_name(type(value))} {value.name}")
         self.add(value.value)
 
-    def _add_own(self, value: Any) -> None:
+    def _add_own(self, value: object) -> None:
         """Adds an object of a user's class."""
         kind = type(value)
         self.add_class(kind)
@@ -194,7 +194,7 @@ class Digest:
         else:
             self.add(state)
 
-    def _add_value(self, value: Any) -> None:
+    def _add_value(self, value: object) -> None:
         """Adds an object of Python's library or NumPy, as pickle keeps it."""
         kind = type(value)
         self._note(_full_name(kind))
@@ -212,7 +212,7 @@ class Digest:
             parts = [[*part] if isinstance(part, Iterator) else part for part in parts]
         self.add(parts)
 
-    def _add_installed(self, value: Any) -> None:
+    def _add_installed(self, value: object) -> None:
         """Adds an object of an installed package."""
         kind = type(value)
         self._note(_full_name(kind))
@@ -228,7 +228,7 @@ class Digest:
         for function in _users_functions(value, set()):  # such as parse= of a source
             self.add(function)
 
-    def _add_as_array(self, value: Any) -> bool:
+    def _add_as_array(self, value: object) -> bool:
         if not hasattr(type(value), "__array__"):
             return False
         try:
@@ -292,7 +292,7 @@ class Digest:
         for name in sorted(names.globals & function.__globals__.keys()):
             self._add_named(name, function.__globals__[name], function)
 
-    def _add_named(self, name: str, value: Any, function: types.FunctionType) -> None:
+    def _add_named(self, name: str, value: object, function: types.FunctionType) -> None:
         """Adds a value that a function knows by a name, unless the function changes it."""
         names = names_of(function.__code__)
         if name in names.stored or (name in names.mutated and isinstance(value, _MUTABLE)):
@@ -345,7 +345,7 @@ def _function_in(value: Any) -> Any:
     return value if isinstance(value, types.FunctionType) else None
 
 
-def _users_functions(value: Any, seen: set[int]) -> Iterator[Any]:
+def _users_functions(value: object, seen: set[int]) -> Iterator[Any]:
     """Yield the functions of the user that an object of this library has."""
     if type(value).__module__.partition(".")[0] != "gristmill" or id(value) in seen:
         return
@@ -369,7 +369,7 @@ def _is_value(kind: type) -> bool:
     )
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     slots = [
         name
         for base in type(value).__mro__

@@ -11,12 +11,15 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 from gristmill.core.naming import one_line, without_addresses
 from gristmill.dataset.bases.length import has_own_length
 from gristmill.dataset.descriptions.pipeline import as_json, file_paths
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
 
@@ -63,7 +66,7 @@ def chain_text(pipeline: Any) -> str:
         _being_shown.pop(key, None)
 
 
-def _chain_text(pipeline: Any) -> str:
+def _chain_text(pipeline: DatasetNode) -> str:
     kind = pipeline._gm_node_family
     length = length_text(stage_length(pipeline))
     head = (
@@ -75,7 +78,7 @@ def _chain_text(pipeline: Any) -> str:
     return "\n".join([head, *["  " + line for line in lines]])
 
 
-def stage_name(stage: Any) -> str:
+def stage_name(stage: DatasetNode) -> str:
     """Returns the text of a stage in a chain: on one line, without memory addresses, also where a
     user's class has other text.
     """
@@ -100,7 +103,7 @@ def stage_inputs(stage: Any) -> Sequence[Any]:
     return list(stage._gm_draws_from)
 
 
-def component_names(stage: Any) -> list[str] | None:
+def component_names(stage: DatasetNode) -> list[str] | None:
     """Returns the names of the inputs of a mixture, dataset or iterator, if its components have
     names.
     """
@@ -134,11 +137,11 @@ def abbreviated(items: list[Any], limit: int, left_out: Callable[[int], str]) ->
     return [*items[:half], left_out(len(items) - 2 * half), *items[-half:]]
 
 
-def _inputs(stage: Any) -> Sequence[Any]:
+def _inputs(stage: DatasetNode) -> Sequence[Any]:
     return _answer(lambda: stage_inputs(stage), [])
 
 
-def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
+def _lines(stage: DatasetNode, shown: dict[int, Any], depth: int) -> list[str]:
     chain: list[Any] = []
     above: Sequence[Any] = [stage]
     while len(above) == 1 and id(above[0]) not in shown:
@@ -172,7 +175,7 @@ def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
     return lines
 
 
-def _stage_text(stage: Any) -> str:
+def _stage_text(stage: DatasetNode) -> str:
     """Returns the name of a stage and its parameters."""
     kind = type(stage)
     if not stage._gm_shows_chain and not _inputs(stage) and not file_paths(stage._gm_source):

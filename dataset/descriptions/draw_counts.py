@@ -52,11 +52,11 @@ def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
     return counts
 
 
-def _counts_at(it: Any) -> Any:
+def _counts_at(it: object) -> Any:
     return getattr(getattr(it, "_gm_engine", None), "counts_at", None)
 
 
-def _places_in(state: Any) -> Iterator[int]:
+def _places_in(state: object) -> Iterator[int]:
     """Yields the number of elements of map datasets that have been read, from the innermost parts
     of a state.
     """

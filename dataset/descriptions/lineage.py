@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.dataset.bases.node import is_of_library
 from gristmill.dataset.bases.origins import UpstreamElement
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 _MAX_ELEMENTS = 10_000  # to look at, of all stages together
 
@@ -30,7 +33,7 @@ class SourceRecords:
     sampled: list[int] = field(default_factory=list)
 
 
-def origin(ds: Any, indices: Iterable[int]) -> list[SourceRecords]:
+def origin(ds: DatasetNode, indices: Iterable[int]) -> list[SourceRecords]:
     """Returns the records that the elements of ``ds`` at ``indices`` are made of.
 
     Nothing is read, and no error comes out. What cannot be known is missing: what users' own

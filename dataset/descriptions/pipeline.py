@@ -81,7 +81,7 @@ def description_text(description: dict[str, Any]) -> str:
     return f"{description['stage']}({', '.join(parents + parameters)})"
 
 
-def source_text(source: Any) -> str:
+def source_text(source: object) -> str:
     """Return the text of a source in a description: its ``repr`` if another run produces the same
     one, else its type.
     """
@@ -90,7 +90,7 @@ def source_text(source: Any) -> str:
     return _text(source)
 
 
-def short_source_text(source: Any) -> str:
+def short_source_text(source: object) -> str:
     """Return the name of a source in the names of its records: its ``repr``; for a long list or
     array, its length.
     """
@@ -102,7 +102,7 @@ def short_source_text(source: Any) -> str:
     )
 
 
-def source_name(source: Any) -> str:
+def source_name(source: object) -> str:
     """Return the class of a source and, if it reads files, the name of the first one and their
     number.
     """
@@ -113,7 +113,7 @@ def source_name(source: Any) -> str:
     return f"{kind}({PurePath(paths[0]).name!r}{more})"
 
 
-def file_paths(source: Any) -> Sequence[str]:
+def file_paths(source: object) -> Sequence[str]:
     """Return the files of a source, in their order; empty if it has none."""
     paths = getattr(source, "paths", None) or getattr(
         getattr(source, "_files", None), "paths", None
@@ -125,7 +125,7 @@ def file_paths(source: Any) -> Sequence[str]:
     )
 
 
-def source_files(source: Any) -> list[str] | None:
+def source_files(source: object) -> list[str] | None:
     """Texts that distinguish the files of a source, independent of their folder, one for each; for
     a dataset, those of all its sources.
 
@@ -138,7 +138,7 @@ def source_files(source: Any) -> list[str] | None:
     return files() if callable(files) else None
 
 
-def source_first(node: Any) -> Iterator[Any]:
+def source_first(node: DatasetNode) -> Iterator[Any]:
     """Yield all datasets upstream of ``node``, and that itself, in the order in which its text
     names them.
     """
@@ -161,7 +161,7 @@ def few_files(files: Sequence[str], most: int) -> list[str]:
 
 
 def source_difference(
-    saved: Any, own: Any, saved_files: Any, own_files: Sequence[str] | None
+    saved: object, own: object, saved_files: object, own_files: Sequence[str] | None
 ) -> str | None:
     """Return ``None`` if a source has the data of the one that was saved; else what is known of the
     difference beyond their texts.
@@ -187,7 +187,7 @@ def source_difference(
     )
 
 
-def _file_difference(saved: Any, own: Sequence[str]) -> str | None:
+def _file_difference(saved: object, own: Sequence[str]) -> str | None:
     """Return the first file that is another one, in words."""
     for i, (then, now) in enumerate(
         zip_longest(saved if isinstance(saved, list) else [saved], own, fillvalue=_NOTHING)
@@ -200,7 +200,7 @@ def _file_difference(saved: Any, own: Sequence[str]) -> str | None:
     return None
 
 
-def _without_paths(text: Any) -> Any:
+def _without_paths(text: object) -> Any:
     """Returns the text of a source without the paths of its files."""
     return re.sub("hash_of_paths=[0-9a-f]*", "", text) if isinstance(text, str) else text
 
@@ -258,7 +258,7 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
         check_description(saved_parent, own_parent, f"{which} before {own['stage']}")
 
 
-def _words_for(key: str, then: Any, own: dict[str, Any], place: str) -> tuple[str, str]:
+def _words_for(key: str, then: object, own: dict[str, Any], place: str) -> tuple[str, str]:
     """Return the name of a parameter that differs, in the words of users, and the remedy."""
     stage = own["stage"]
     if key == "stage":
@@ -274,7 +274,7 @@ def _words_for(key: str, then: Any, own: dict[str, Any], place: str) -> tuple[st
     return f"{key} of {stage} ({place})", "Change it back, or begin without the checkpoint"
 
 
-def _parts_that_differ(then: Any, now: Any) -> list[str]:
+def _parts_that_differ(then: object, now: object) -> list[str]:
     """Return both values as text; of long texts, the parts around the first difference."""
     texts = [shown(value, _MAX_SHOWN) for value in (then, now)]
     if max(map(len, texts)) <= _MAX_WHOLE:
@@ -303,12 +303,12 @@ def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | N
     return None if saved.get(key) == own.get(key) else ""
 
 
-def as_json(value: Any) -> Any:
+def as_json(value: object) -> Any:
     """Return a parameter as written in a description."""
     if isinstance(value, np.generic):
         value = value.item()
     return value if value is None or isinstance(value, bool | int | float | str) else _text(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return without_addresses(complete_repr(value))[:_MAX_TEXT]

@@ -127,7 +127,7 @@ class BucketBatch(Collecting[Buckets]):
         if not self.given.drop_remainder:
             buckets.full = next((b for b, held in enumerate(buckets.held) if held), None)
 
-    def _put(self, found: Collected[Buckets], x: Any) -> int | None:
+    def _put(self, found: Collected[Buckets], x: object) -> int | None:
         """Put an element into its bucket, if it goes into one; return the bucket if it is full
         then.
         """
@@ -257,7 +257,7 @@ def _as_text(numbers: Sequence[int]) -> str:
     return ",".join(["-".join(map(str, part)) for part in parts])
 
 
-def _as_numbers(text: Any, most: int) -> list[int] | None:
+def _as_numbers(text: object, most: int) -> list[int] | None:
     """Return the numbers of ``_as_text``; ``None`` if it is no such text, or has more than
     ``most``.
     """

@@ -64,7 +64,7 @@ class Cache(Replaying):
             )
         return self.parent.load(state_field(state, "parent", self)), num, is_filled, tuple(skipped)
 
-    def held(self, state: Any) -> str | None:
+    def held(self, state: object) -> str | None:
         num = state_count(state, "position", self)
         return f"{num} elements" if num else None
 

@@ -128,7 +128,7 @@ class Choices:
         """
         return any([num > self.until.get(key, 0) for key, num in self.counts.items()])
 
-    def note(self, key: str, choice: Any) -> None:
+    def note(self, key: str, choice: object) -> None:
         """Record that the choice that was requested last is ``choice``, which is unusual."""
         num = self.counts[key]
         self._made.setdefault(key, []).append((num - 1, choice))
@@ -348,7 +348,7 @@ class Replaying(Layer):
         with replaying(self, None if is_mapping and "choices" in state else self.held(state)):
             return *self.load_layer(state), records
 
-    def held(self, state: Any) -> str | None:
+    def held(self, state: object) -> str | None:
         """Return what a state lets be computed again, in words; ``None`` for nothing.
 
         Stages upstream that chose before there were records refuse to do so under other settings.
@@ -359,7 +359,7 @@ class Replaying(Layer):
         """Return the state of a position without its records."""
         return super().save(pos)
 
-    def load_layer(self, state: Any) -> Pos:
+    def load_layer(self, state: object) -> Pos:
         """Return the position of a state, without its records."""
         return super().load(state)
 

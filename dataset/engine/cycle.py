@@ -272,7 +272,7 @@ class Interleave(Stream):
     def faults_in(self, pos: Pos) -> Any:
         return pos if self.members.may_count else pos[-1].totals
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         cycle = parsed(state, self)
         before = self.members.numbers
         self.members.join(self.ctx, self.key)
@@ -441,11 +441,11 @@ def _counts(stream: Stream, pos: Pos) -> bool:
     )
 
 
-def replaced(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
+def replaced(values: tuple[Any, ...], i: int, value: object) -> tuple[Any, ...]:
     return (*values[:i], value, *values[i + 1 :])
 
 
-def parsed(state: Any, owner: Interleave) -> CycleState:
+def parsed(state: object, owner: Interleave) -> CycleState:
     """Return the parts of a state.
 
     Raises:

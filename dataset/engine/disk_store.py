@@ -116,7 +116,7 @@ class DiskStore:
         """Returns the values at ``keys``, ``MISSING`` where there is none."""
         return [self.value(key) for key in keys]
 
-    def put(self, key: int, value: Any) -> None:
+    def put(self, key: int, value: object) -> None:
         """Stores a value, if there is room.
 
         Raises:
@@ -369,7 +369,7 @@ def _read(descriptor: int, offset: int, length: int) -> memoryview:
     return view if found == length else view[:found]
 
 
-def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
+def pickled(value: object) -> tuple[bytes, list[memoryview]]:
     """Returns the pickle of a value, and the contents of its large arrays, which are beside it."""
     buffers: list[memoryview] = []
 

@@ -154,7 +154,7 @@ class SavedDraws(NamedTuple):
         return {name for place in places if (name := self.names[place]) is not None}
 
 
-def count_in(value: Any) -> int:
+def count_in(value: object) -> int:
     """Return a number in a state. Raises ``ValueError`` for anything else."""
     num = plain_int(value)
     if num is None or num < 0:
@@ -162,7 +162,7 @@ def count_in(value: Any) -> int:
     return num
 
 
-def names_lost(saved: Any) -> list[str]:
+def names_lost(saved: object) -> list[str]:
     """Return the components in the record of a state that were dropped, although elements of them
     are needed.
     """
@@ -188,7 +188,7 @@ def packed(numbers: Iterable[int]) -> list[int] | str:
     return base64.b64encode(zlib.compress(np.array(found, "<i4").tobytes(), 1)).decode()
 
 
-def unpacked(packed: Any) -> Sequence[int]:
+def unpacked(packed: object) -> Sequence[int]:
     """Return the numbers that ``packed`` has made a form of."""
     if isinstance(packed, str):
         found: list[int] = np.frombuffer(

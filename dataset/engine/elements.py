@@ -58,7 +58,7 @@ class Each(Stream):
     def _call(self, cell: Cell) -> Fn:
         fn, with_nones = self.fn, self.with_nones
 
-        def call(x: Any) -> Any:
+        def call(x: object) -> Any:
             try:
                 return None if x is None and not with_nones else fn(x)
             except Exception as error:
@@ -74,7 +74,7 @@ class Each(Stream):
         return self.parent.at_index(index)
 
 
-def unless_none(fn: Fn, x: Any) -> Any:
+def unless_none(fn: Fn, x: object) -> Any:
     """Return ``fn(x)``; ``None`` if ``x`` is ``None``."""
     return None if x is None else fn(x)
 

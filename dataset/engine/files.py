@@ -99,7 +99,7 @@ class FileStream(Reading):
     def _pass(self, cell: Cell) -> None:
         cell.pos = self.look_up(self.skip, cell.pos)
 
-    def look_up(self, use: Callable[[Any, Any], R], arg: Any) -> R:
+    def look_up(self, use: Callable[[Any, Any], R], arg: object) -> R:
         """Return ``use(file, arg)``, between elements."""
         result = self._use_file(use, arg)
         if not self._block[0]:  # before the first one and at the end the file is closed
@@ -165,5 +165,5 @@ class Located(Stream):
             yield Traced(partial(_itself, x), [(LineageRecord(self._source, key, 0),)])
 
 
-def _itself(x: Any) -> Any:
+def _itself(x: object) -> Any:
     return x

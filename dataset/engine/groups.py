@@ -67,7 +67,7 @@ class Window(Replaying):
                 f"{_SOURCES} in the state of {self} must be numbers, got {shown(state[_SOURCES])}"
             ) from None
 
-    def held(self, state: Any) -> str | None:
+    def held(self, state: object) -> str | None:
         num = state_count(state, "pos_in_window", self)
         return f"a window of up to {self.size} elements, {num} of them delivered" if num else None
 
@@ -180,7 +180,7 @@ class Window(Replaying):
 
 
 def _in_window(
-    start: Pos, number: int, num: int, sources: Any, records: Records, left: list[Any]
+    start: Pos, number: int, num: int, sources: object, records: Records, left: list[Any]
 ) -> Pos:
     """Return the position in a window of ``num`` elements where ``left`` is left of it."""
     return start, number + (not left), num - len(left), sources, records
@@ -204,7 +204,7 @@ class Spread(Replaying):
         self.with_nones = with_nones
         self._most = 0  # items of an element so far
 
-    def held(self, state: Any) -> str | None:
+    def held(self, state: object) -> str | None:
         num = state_count(state, "next_index_in_buffer", self)
         return f"an element, {num} items of it delivered" if num else None
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from gristmill.core.exiting import end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
@@ -21,12 +21,15 @@ from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.watching import report_faults_of
 
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
+
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 
 def open_stage(
-    stage: Any, make: Callable[..., Stream], kind: type[StreamIterator[Any]] | None = None
+    stage: DatasetNode, make: Callable[..., Stream], kind: type[StreamIterator[Any]] | None = None
 ) -> StreamIterator[Any]:
     """Return an iterator of the stream that ``make`` makes over those of the parents of ``stage``.
 
@@ -160,7 +163,7 @@ class StreamIterator(DatasetIterator[T_co]):
     def get_state(self) -> Any:
         return self._gm_engine.save(self.pos)
 
-    def set_state(self, state: Any, *, drop: Collection[str] = ()) -> None:
+    def set_state(self, state: object, *, drop: Collection[str] = ()) -> None:
         """Continues from ``state``, backwards or forwards, also after the end or an error.
 
         Args:
@@ -246,7 +249,7 @@ class StreamIterator(DatasetIterator[T_co]):
     def _gm_has_gaps(self) -> bool:
         return self._gm_engine.has_gaps()
 
-    def _gm_merged_state(self, states: Any) -> Any:
+    def _gm_merged_state(self, states: object) -> Any:
         return self._gm_engine.merge(states)
 
     def _get_next_index(self) -> int:
@@ -317,7 +320,7 @@ def _report_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -
     report_faults_of(it(), stage, num)
 
 
-def adds_no_state(it: Any) -> bool:
+def adds_no_state(it: DatasetIterator[Any]) -> bool:
     """Return true if the position of ``it`` is its only parent's."""
     return isinstance(it, StreamIterator) and type(it._gm_engine).save is Stream.save
 
@@ -341,7 +344,7 @@ def marked(it: DatasetIterator[Any]) -> Any:
     return it.pos if isinstance(it, StreamIterator) else snapshot(it)
 
 
-def return_to(it: DatasetIterator[Any], mark: Any) -> None:
+def return_to(it: DatasetIterator[Any], mark: object) -> None:
     """Move ``it`` to where it was ``marked``, if it can go back."""
     if isinstance(it, StreamIterator):
         it.jump(mark)
@@ -373,7 +376,7 @@ class IteratorStream(Stream):
     def saves_anywhere(self) -> bool:
         return False
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         # The next run finds the iterator there, or takes it back.
         at, self._at = self._at, _UNKNOWN
         try:
@@ -440,7 +443,7 @@ class IteratorStream(Stream):
     def has_gaps(self) -> bool:
         return self.it._gm_has_gaps()
 
-    def merge(self, states: Any) -> Any:
+    def merge(self, states: object) -> Any:
         return self.it._gm_merged_state(states)
 
     def index_of(self, pos: Pos) -> int:

@@ -83,7 +83,7 @@ def _in_epoch(inner: Cell, epoch: int) -> Pos:
     return inner.settle(), epoch
 
 
-def _noted(note: Callable[[int, list[Any]], list[Any]], epoch: int, x: Any) -> Any:
+def _noted(note: Callable[[int, list[Any]], list[Any]], epoch: int, x: object) -> Any:
     return note(epoch, [x]).pop()
 
 
@@ -119,7 +119,7 @@ class Zip(Stream):
             ]
         }
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         states = state_list(state, "parents", self, len(self.parents), "the number of datasets")
         self._is_expected = False
         return (

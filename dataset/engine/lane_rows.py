@@ -66,7 +66,7 @@ class PaddedLane(Replaying):
         # a position, the last element before it in a list, and the parent's position
         self._held: tuple[Pos, list[Any], Pos] | None = None
 
-    def held(self, state: Any) -> str | None:
+    def held(self, state: object) -> str | None:
         num = state_count(state, "rows", self)
         return f"the last of {num} elements, as end='pad' copies it" if num else None
 
@@ -290,7 +290,7 @@ class LaneRows(Stream):
     def faults_in(self, pos: Pos) -> Any:
         return [lane.rows.faults_in(part) for lane, part in self._pairs(pos)]
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         numbers = [*self._ds.lanes]
         states = states_by_index(state_field(state, "lanes", self), f"lanes in the state of {self}")
         if sorted(states) != numbers:

@@ -155,7 +155,7 @@ class Collecting(Replaying, Generic[M]):
         if self.choices is not None:
             cell.pos = self.inner.settle(), *own, ()
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         self._kept = None
         return *self.load_layer(state), self._load_records(state)
 
@@ -559,7 +559,7 @@ class ConcatSplit(Collecting[CutRows]):
         slices = [[-1, -1]] * len(self.cut_names) if left is None else map(list, left)
         return dict(zip(self.cut_names, slices, strict=True))
 
-    def _load_slices(self, state: Any) -> Slices | None:
+    def _load_slices(self, state: object) -> Slices | None:
         given = state_field(state, "remainder_slices", self)
         slices = tuple(
             [self._load_slice(name, state_field(given, name, self)) for name in self.cut_names]
@@ -579,7 +579,7 @@ class ConcatSplit(Collecting[CutRows]):
             )
         return None
 
-    def _load_slice(self, name: str, value: Any) -> tuple[int, int]:
+    def _load_slice(self, name: str, value: object) -> tuple[int, int]:
         start, stop = (
             map(plain_int, value)
             if isinstance(value, list | tuple) and len(value) == 2

@@ -280,7 +280,7 @@ class Prefetch(Stream):
             return self.parent.save(pos)
         return self.parent.save(pos.pos) if pos.state is None else copied(pos.state)
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         if self.ahead is not None:
             self.save(self._at)  # raises if nothing could come back to where this is
             self.discard()
@@ -293,7 +293,7 @@ class Prefetch(Stream):
     def place(self, pos: Pos) -> Place | None:
         return None if type(pos) is Saved else self.parent.place(pos)
 
-    def merge(self, states: Any) -> Any:
+    def merge(self, states: object) -> Any:
         return self.parent.merge(states)
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:

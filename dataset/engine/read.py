@@ -172,7 +172,7 @@ class Read(Stream):
     def faults_in(self, pos: Pos) -> Any:
         return None
 
-    def load(self, state: Any) -> int:
+    def load(self, state: object) -> int:
         index = state_field(state, "next_index", self)
         position = plain_int(index)
         if position is None or not 0 <= position <= self.length:

@@ -37,7 +37,7 @@ class Rebatch(Replaying):
         self._rows = _Rows(str(self))
         self._held: _HeldBatch | None = None  # the batch that is being cut
 
-    def held(self, state: Any) -> str | None:
+    def held(self, state: object) -> str | None:
         num = state_count(state, "batch_idx", self)
         return f"a batch, {num} rows of it delivered" if num else None
 
@@ -154,7 +154,7 @@ class _Rows:
         self._flatten: Any = None  # the function that flattened the first batch, and what it found
         self._structure: Any = None
 
-    def leaves(self, batch: Any) -> Leaves:
+    def leaves(self, batch: object) -> Leaves:
         """Return the leaves of a batch.
 
         Raises:
@@ -211,6 +211,6 @@ class _Rows:
         return tree.unflatten(self._structure, leaves)
 
 
-def _name(batch: Any, i: int) -> str:
+def _name(batch: object, i: int) -> str:
     path = tree.leaf_paths(batch)[i]
     return f"leaf {path}" if path else "the element"

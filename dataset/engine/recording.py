@@ -41,12 +41,12 @@ class StateWithChoices(NamedTuple):
     choices: ShardChoices = ShardChoices()
 
 
-def state_in(state: Any) -> Any:
+def state_in(state: object) -> Any:
     """Return the state of a shard without choices."""
     return state.state if type(state) is StateWithChoices else state
 
 
-def with_known(state: Any, known: Records, prefixes: tuple[str, ...]) -> Any:
+def with_known(state: object, known: Records, prefixes: tuple[str, ...]) -> Any:
     """Return the state of a shard that makes choices again.
 
     Args:
@@ -58,7 +58,7 @@ def with_known(state: Any, known: Records, prefixes: tuple[str, ...]) -> Any:
     return StateWithChoices(state_in(state), ShardChoices(known=own)) if own else state_in(state)
 
 
-def add_choices(choices: Choices | None, state: Any) -> None:
+def add_choices(choices: Choices | None, state: object) -> None:
     """Record what was chosen in a shard for the element before ``state``."""
     if choices is not None and type(state) is StateWithChoices:
         choices.add(state.choices.made)
@@ -119,7 +119,7 @@ class RecordChoices(Layer):
     def saves_anywhere(self) -> bool:
         return False  # each element is delivered with its state
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         if type(state) is not StateWithChoices:
             return self.parent.load(state), ShardChoices()
         own = state.state

@@ -251,7 +251,7 @@ class RoundRobin(Stream):
     def kind(self, index: int) -> tuple[Any, ...]:
         return RoundRobin, index
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         check_mixed_in_lanes(state, self.is_mixed, self.count, self)
         if is_old_workers_state(state):
             cycle, nums = parse_old_shards(state, self, self.known.opened()[1])

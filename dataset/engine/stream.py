@@ -265,7 +265,7 @@ class Stream(Observable):
         """
         return self.parent.faults_in(self.pos_of_parent(pos, 0)) if len(self.parents) == 1 else pos
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         """Return the position of a state. Nothing is moved.
 
         Raises:
@@ -273,7 +273,7 @@ class Stream(Observable):
         """
         return self.parent.load(state)
 
-    def check_choice(self, choice: Any) -> None:
+    def check_choice(self, choice: object) -> None:
         """Raise ``StateMismatchError`` unless ``choice``, of a state, may be one of this stage."""
 
     def place(self, pos: Pos) -> Place | None:
@@ -300,7 +300,7 @@ class Stream(Observable):
         """Return true if there may be no element at some of the indices of ``index_of``."""
         return any([parent.has_gaps() for parent in self.parents])
 
-    def merge(self, states: Any) -> Any:
+    def merge(self, states: object) -> Any:
         """Return the state that continues where all of several shards stopped, whose number was
         another one.
 
@@ -437,12 +437,12 @@ class Layer(Stream):
             **dict(zip(self.keys[1:], pos[1:], strict=True)),
         }
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         own = [state_count(state, key, self) for key in self.keys[1:]]
         return self.parent.load(state_field(state, self.keys[0], self)), *own
 
 
-def iterator_name(stage: Any) -> str:
+def iterator_name(stage: object) -> str:
     """Return the name of an iterator of the definition ``stage``."""
     return type(stage).__name__.replace("IterDataset", "DatasetIterator")
 
@@ -464,7 +464,7 @@ def observed(run: Iterator[Any], stream: Stream) -> Iterator[Any]:
     time.
     """
 
-    def original(_: Any, num: int) -> list[Any]:
+    def original(_: object, num: int) -> list[Any]:
         return list(islice(run, num))
 
     wrap: Wrap | None = None

@@ -12,13 +12,16 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateMismatchError, add_note, stop_iteration_error
 from gristmill.core.value import Value
 from gristmill.dataset.bases.node import ancestors, is_of_library
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.descriptions.lineage import SourceRecords, origin
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 _ON_DELIVERY = "_gristmill_on_delivery"
 _PIPELINE_ERROR = "_gristmill_of_no_element"
@@ -107,13 +110,13 @@ def add_error_context(error: BaseException, stage: Any, indices: Iterable[Any] =
     )
 
 
-def with_error_context(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception:
+def with_error_context(error: Exception, stage: object, indices: Iterable[Any] = ()) -> Exception:
     """Returns ``error``, which ``stage`` is about to raise itself, with such a note."""
     add_error_context(error, stage, indices)
     return error
 
 
-def failed_at(error: Exception, stage: Any, index: Any) -> None:
+def failed_at(error: Exception, stage: DatasetNode, index: object) -> None:
     """Notes at ``error``, which a function that ``stage`` called has raised, the index of the
     element.
 
@@ -132,7 +135,9 @@ def add_error_place(error: BaseException, stage: Any, place: Callable[[], Place 
     _add_error_context(error, stage, lambda: _failure_at_place(stage, place()))
 
 
-def _add_error_context(error: BaseException, stage: Any, failure: Callable[[], Failure]) -> None:
+def _add_error_context(
+    error: BaseException, stage: DatasetNode, failure: Callable[[], Failure]
+) -> None:
     if isinstance(error, Exception) and not isinstance(error, StateMismatchError):
         with contextlib.suppress(Exception):
             name, existing = _name(stage), note_at(error)
@@ -144,7 +149,7 @@ def _add_error_context(error: BaseException, stage: Any, failure: Callable[[], F
                 note(error, Note.of("Raised", found, is_on_its_way=True))
 
 
-def add_error_epoch(error: BaseException, it: Any, epoch: int) -> None:
+def add_error_epoch(error: BaseException, it: object, epoch: int) -> None:
     """Adds to what ``error`` says that the data upstream of ``it`` has restarted ``epoch``
     times.
     """
@@ -273,7 +278,7 @@ def add_before(error: BaseException, text: str) -> None:
         notes.insert(notes.index(own), notes.pop())
 
 
-def _failure_at(stage: Any, indices: Sequence[int]) -> Failure:
+def _failure_at(stage: DatasetNode, indices: Sequence[int]) -> Failure:
     if not indices:
         return Failure(_name(stage))
     found = origin(stage, indices)
@@ -281,7 +286,7 @@ def _failure_at(stage: Any, indices: Sequence[int]) -> Failure:
     return Failure(_name(stage), elements, _details(found, 0), record_keys=_record_keys(found))
 
 
-def _failure_at_place(stage: Any, place: Place | None) -> Failure:
+def _failure_at_place(stage: DatasetNode, place: Place | None) -> Failure:
     name = _name(stage)
     if place is None or not is_of_library(stage):
         return Failure(name)
@@ -312,7 +317,7 @@ def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
     return ds, indices
 
 
-def _share(ds: Any) -> str:
+def _share(ds: DatasetNode) -> str:
     """Returns the text after an element index of ``ds`` if that index counts the elements of one
     worker only.
     """
@@ -339,7 +344,7 @@ def _details(found: Sequence[SourceRecords], epoch: int) -> tuple[_Detail, ...]:
     return tuple(details)
 
 
-def _name(stage: Any) -> str:
+def _name(stage: DatasetNode) -> str:
     """Returns the name of a stage on one line."""
     kind: Any = type(stage)
     if kind.__str__ is not object.__str__:

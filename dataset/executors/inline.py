@@ -82,7 +82,7 @@ class LocalShard(Shard):
         self._blocks = StreamBlocks(self._iterator)
         self._each: Any = self._blocks.each()
 
-    def start(self, state: Any) -> None:
+    def start(self, state: object) -> None:
         if state is not None:
             self._iterator.set_state(copied(state))
         self._iterator.start_prefetch()
@@ -114,7 +114,7 @@ class LocalShard(Shard):
         elif stop is not None:
             raise stop
 
-    def skip(self, state: Any) -> Any:
+    def skip(self, state: object) -> Any:
         self._iterator._gm_skip()
         self._begin()
         return copied(snapshot(self._iterator))

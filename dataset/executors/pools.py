@@ -79,7 +79,7 @@ class PoolExecutor(Executor):
         if self._may_share:
             join_workers(self, ctx)
 
-    def tune(self, given: Any, most: int, *, may_be_here: bool, most_threads: int = 0) -> None:
+    def tune(self, given: object, most: int, *, may_be_here: bool, most_threads: int = 0) -> None:
         """Find the number of workers while they run.
 
         Args:
@@ -142,7 +142,7 @@ class PoolExecutor(Executor):
         if self._report_pool is not None:
             self._report_pool(pool)
 
-    def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
+    def _start_in(self, pool: object, states: Mapping[int, Any]) -> None:
         here = LanesHere(self._task, self.ctx.budget) if self._may_be_here else None
         lanes = LocalLanes(pool, self._task.num_lanes, self._numbers(), here, self._num_workers)
         self._use_lanes(lanes, states)

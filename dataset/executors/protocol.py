@@ -60,7 +60,7 @@ class Shard(abc.ABC):
         """
 
     @abc.abstractmethod
-    def skip(self, state: Any) -> Any:
+    def skip(self, state: object) -> Any:
         """Move past the element after ``state``, whether it fails or not.
 
         Returns:
@@ -117,7 +117,7 @@ class Executor(abc.ABC):
         """
         self.shards[number].receive(num)
 
-    def skip(self, number: int, state: Any) -> Any:
+    def skip(self, number: int, state: object) -> Any:
         """Move a shard past the element after ``state`` (see ``Shard``)."""
         return self.shards[number].skip(state)
 

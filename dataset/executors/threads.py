@@ -84,7 +84,7 @@ class ThreadShard(Shard):
         )
         self._iterator._gm_engine.budget_waits = waits
 
-    def start(self, state: Any) -> None:
+    def start(self, state: object) -> None:
         if state is not None:
             self._iterator.set_state(state)
         self._iterator.start_prefetch()
@@ -109,7 +109,7 @@ class ThreadShard(Shard):
             self.has_ended = True
             self.final = snapshot(it) if it._gm_counts_faults else None
 
-    def skip(self, state: Any) -> Any:
+    def skip(self, state: object) -> Any:
         self._iterator._gm_skip()
         state = self._iterator.get_state()
         self._iterator.start_prefetch()

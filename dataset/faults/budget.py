@@ -60,7 +60,7 @@ class Fault(NamedTuple):
     error: str
 
     @classmethod
-    def of(cls, error: BaseException, stage: Any) -> Fault:
+    def of(cls, error: BaseException, stage: object) -> Fault:
         """Return the fault of an element of ``stage`` that raised ``error``."""
         context = note_at(error)
         keys = () if context is None else context.failure.record_keys
@@ -231,7 +231,7 @@ def refused_by(error: BaseException) -> str | None:
     return number
 
 
-def failed_again(error: BaseException, stage: Any, limits: Limits) -> None:
+def failed_again(error: BaseException, stage: object, limits: Limits) -> None:
     """Note at ``error`` why the element is not skipped, which has to be computed again."""
     refuse(error, limits)
     add_note(

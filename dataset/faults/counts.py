@@ -75,7 +75,7 @@ class Choice(dict[str, Any]):
         super().__init__(values)
         self.skipped = skipped
 
-    def __deepcopy__(self, memo: Any) -> Choice:
+    def __deepcopy__(self, memo: object) -> Choice:
         return Choice(copied(dict(self)), self.skipped)
 
     __copy__ = None
@@ -126,7 +126,7 @@ class Faults(dict[str, Any]):
         super().__init__(counts)
         self.limits, self.recent, self.key, self.rate = limits, recent, key, rate
 
-    def __deepcopy__(self, memo: Any) -> Faults:
+    def __deepcopy__(self, memo: object) -> Faults:
         return Faults(copied(dict(self)), self.limits, self.recent, self.key, self.rate)
 
     __copy__ = None
@@ -167,7 +167,7 @@ def place_in(state: Any) -> int:
 
 
 def fault_totals(
-    state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, Any], ...] = ()
+    state: object, path: tuple[Any, ...] = (), records: tuple[Mapping[str, Any], ...] = ()
 ) -> Iterator[FaultTotals]:
     """Return all counts in a state that an iterator of this process or a worker has returned.
 
@@ -226,7 +226,7 @@ def _fault_totals(
     return FaultTotals(path, faults, place, total, tried, recent)
 
 
-def counted(state: Any) -> FaultCounts:
+def counted(state: object) -> FaultCounts:
     """Return the counts in a state."""
     totals: dict[str, list[int]] = {}
     recent: list[Skipped] = []
@@ -250,7 +250,7 @@ def counted(state: Any) -> FaultCounts:
     return FaultCounts(total, rate, tried, latest(recent))
 
 
-def _records(state: Any) -> Iterator[Mapping[str, Any]]:
+def _records(state: object) -> Iterator[Mapping[str, Any]]:
     """Return all records of choices in a state."""
     if type(state) is dict:
         if type(state.get("choices")) is dict and not _is_after_choices(state):
@@ -263,7 +263,7 @@ def _records(state: Any) -> Iterator[Mapping[str, Any]]:
             yield from _records(value)
 
 
-def _in_record(record: Any) -> tuple[int, int]:
+def _in_record(record: object) -> tuple[int, int]:
     """Return how many elements a record of choices is about, and how many of them were skipped or
     replaced.
     """

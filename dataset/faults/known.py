@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown
 from gristmill.dataset.faults.counts import Faults
 
 
-def total_in(faults: Any, owner: Any) -> int:
+def total_in(faults: object, owner: object) -> int:
     """Return the total in the counts of a stage.
 
     Raises:
@@ -25,7 +24,7 @@ def total_in(faults: Any, owner: Any) -> int:
     return total
 
 
-def with_counts_since(state: Any, before: Any, now: Any) -> None:
+def with_counts_since(state: object, before: object, now: object) -> None:
     """Change the counts of faults in ``state``, which were made from ``before`` on, to those that
     were made from ``now`` on.
 

@@ -58,7 +58,7 @@ class LaneBudgets:
                     self._pass(key, totals)
         self.restart()
 
-    def check(self, lane: int, source: Any, state: Callable[[], Any]) -> Exception | None:
+    def check(self, lane: int, source: object, state: Callable[[], Any]) -> Exception | None:
         """Count an element that is about to be delivered.
 
         Args:
@@ -88,7 +88,7 @@ class LaneBudgets:
             self._pass(key, totals)
         return None
 
-    def has_checked(self, lane: int, source: Any) -> bool:
+    def has_checked(self, lane: int, source: object) -> bool:
         """Return true if no element whose state is in ``source`` has faults that were not
         counted.
         """
@@ -117,7 +117,7 @@ class LaneBudgets:
                 return error
         return None
 
-    def _of_lane(self, lane: int, state: Any) -> Iterator[tuple[tuple[Any, ...], FaultTotals]]:
+    def _of_lane(self, lane: int, state: object) -> Iterator[tuple[tuple[Any, ...], FaultTotals]]:
         for totals in fault_totals(state):
             limits = totals.faults.limits
             if limits is not None and limits.number in self._tolerances:
@@ -138,7 +138,7 @@ class LaneBudgets:
 
 
 def lane_budgets(
-    stream: Any, tolerances: Iterable[Tolerance], *, is_common: bool = False
+    stream: object, tolerances: Iterable[Tolerance], *, is_common: bool = False
 ) -> LaneBudgets | None:
     """Return the budgets of a stream that delivers elements of lanes; ``None`` if nothing is
     tolerated.

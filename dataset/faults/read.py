@@ -36,7 +36,7 @@ class _Copier(PipelineEditor):
         super().__init__()
         self._reports = reports
 
-    def _replace(self, ds: Any) -> Any:
+    def _replace(self, ds: DatasetNode) -> Any:
         if not tolerating(ds):
             return ds
         new = self._over_replaced(ds)
@@ -44,7 +44,7 @@ class _Copier(PipelineEditor):
             new._reports = self._reports
         return new
 
-    def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
+    def _copied(self, ds: DatasetNode, replaced: Callable[[Any], Any]) -> Any:
         return DatasetNode._gm_over(ds, replaced)  # a copy is enough, since no length changes
 
 
@@ -142,7 +142,7 @@ class KnownOutcomes:
         return self._by_index.get(index, {}) if index < self.until else None
 
 
-def tolerating(ds: Any) -> list[Any]:
+def tolerating(ds: DatasetNode) -> list[Any]:
     """Return the map datasets upstream that tolerate faults, in the same order for all copies of
     ``ds``.
     """
@@ -402,13 +402,13 @@ class ReadOutcomes(Read):
             )
         return _At(index, before, tuple(map(Count, totals)))
 
-    def _wrong(self, found: Any) -> Exception:
+    def _wrong(self, found: object) -> Exception:
         return StateMismatchError(
             f"faults in the state of {self} must be a list of the counts of {len(self.tolerances)}"
             f" steps, got {shown(found)}"
         )
 
-    def check_choice(self, choice: Any) -> None:
+    def check_choice(self, choice: object) -> None:
         check_faults(choice, len(self.tolerances), self)
 
     def place(self, pos: Pos) -> Place:
@@ -421,7 +421,7 @@ class ReadOutcomes(Read):
         return self.start()._replace(next_index=super().load({"next_index": index}))
 
 
-def check_faults(choice: Any, num_stages: int, owner: Any) -> None:
+def check_faults(choice: object, num_stages: int, owner: object) -> None:
     """Check a choice of a state.
 
     Raises:

@@ -31,7 +31,7 @@ class ShardFaults:
     def __bool__(self) -> bool:
         return bool(self._limits)
 
-    def found_in(self, state: Any) -> tuple[Faults, ...]:
+    def found_in(self, state: object) -> tuple[Faults, ...]:
         """Return the counts in a state of what delivers the elements of the shard."""
         found = [*fault_totals(state)]
         return tuple([self._joined(limits, _of_step(found, limits)) for limits in self._limits])
@@ -46,7 +46,7 @@ class ShardFaults:
         recent = [skipped for totals in lanes for skipped in totals.recent]
         return Faults({"total": total, "tried": tried}, limits, tuple(recent))
 
-    def put_into(self, state: Any, counts: Sequence[Faults]) -> Any:
+    def put_into(self, state: object, counts: Sequence[Faults]) -> Any:
         """Return such a state, taken where the counts were, that continues with ``counts``."""
         state = copied(state)
         found = [*fault_totals(state)]
@@ -63,7 +63,7 @@ class ShardFaults:
                 totals.faults["total"] = total if i == 0 or self._is_common else 0
         return state
 
-    def load(self, found: Any, owner: Any) -> tuple[Faults, ...]:
+    def load(self, found: object, owner: object) -> tuple[Faults, ...]:
         """Return the counts in a state of the shard; zeros for ``None``.
 
         Raises:
@@ -75,7 +75,7 @@ class ShardFaults:
             [Faults({"total": total, "tried": tried}, limits) for (total, tried), limits in pairs]
         )
 
-    def merged(self, states: Sequence[Any], owner: Any) -> list[dict[str, int]]:
+    def merged(self, states: Sequence[Any], owner: object) -> list[dict[str, int]]:
         """Return the counts of all shards in one."""
         parsed = [
             self._parsed(state["faults"], owner)
@@ -88,7 +88,7 @@ class ShardFaults:
             for step in zip(*parsed, strict=True)
         ]
 
-    def _parsed(self, found: Any, owner: Any) -> list[tuple[int, int]]:
+    def _parsed(self, found: object, owner: object) -> list[tuple[int, int]]:
         entries = found if isinstance(found, list) else []
         counts = [
             plain_counts([entry.get("total"), entry.get("tried")])

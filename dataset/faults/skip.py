@@ -257,7 +257,7 @@ class SkipFailed(Stream):
     def faults_in(self, pos: Pos) -> Any:
         return super().faults_in(pos), pos[2]
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         tried, found = state_count(state, "tried", self), state_field(state, "faults", self)
         counts = found[0] if isinstance(found, list) and len(found) == 1 else found
         total = total_in(counts, self)
@@ -265,7 +265,7 @@ class SkipFailed(Stream):
         inner = self.parent.load(state_field(state, "parent", self))
         return inner, tried, Count(total, epoch=epoch)
 
-    def check_choice(self, choice: Any) -> None:
+    def check_choice(self, choice: object) -> None:
         if not (
             isinstance(choice, dict)
             and "after" in choice

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import compress, repeat
 from operator import length_hint
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.core.cached import cached
 from gristmill.core.errors import as_int, as_seconds, check_word
@@ -28,6 +28,9 @@ from gristmill.dataset.faults.attempts import Event, Outcome, current, events_he
 from gristmill.dataset.faults.budget import Fault, Limits, Tolerance, failed_again
 from gristmill.dataset.faults.skip import SkipFailed
 from gristmill.dataset.stages.prefetch import TracedStepwiseIterDataset
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
 
@@ -83,7 +86,7 @@ class TolerateParameters(Parameters):
         # an open file stays in its process
         return {**vars(self), "log": None if hasattr(self.log, "write") else self.log}
 
-    def tolerance_of(self, stage: Any) -> Tolerance:
+    def tolerance_of(self, stage: DatasetNode) -> Tolerance:
         limits = Limits(
             Tolerance.new_number(), str(stage), self.max_rate, self.max_total, self.max_consecutive
         )
@@ -297,7 +300,7 @@ class TolerateIterDataset(IterDataset[T]):
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         errors: Any,
         max_rate: float | None,
         max_total: int | None,

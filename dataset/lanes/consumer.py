@@ -144,7 +144,7 @@ class LanesHere:
         elif stop is not None:
             raise stop
 
-    def skip(self, lane: WorkerLane, state: Any) -> Any:
+    def skip(self, lane: WorkerLane, state: object) -> Any:
         """See ``Shard``."""
         lane.failure = None
         self._states[lane.number] = self._producer.skip(lane.number, state)

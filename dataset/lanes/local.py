@@ -124,7 +124,7 @@ class LocalLanes:
         if self._is_first:
             self._is_first = self.is_settled = False
 
-    def skip(self, lane: WorkerLane, state: Any) -> Any:
+    def skip(self, lane: WorkerLane, state: object) -> Any:
         """See ``Shard``."""
         self.is_settled = not self._was_resized
         return lane.owner.skip(lane, state)

@@ -409,7 +409,7 @@ class LanesOfWorker(NamedWorker):
         )
         return True
 
-    def skip(self, lane: WorkerLane, state: Any) -> Any:
+    def skip(self, lane: WorkerLane, state: object) -> Any:
         """See ``Shard``."""
         lane.failure = None
         self._states[lane.number] = state

@@ -200,7 +200,7 @@ class LanesOnRay:
             self._ask(lane, lambda group: group.fetch(lane))
         del self._deaths[lane.number]
 
-    def skip(self, lane: WorkerLane, state: Any) -> Any:
+    def skip(self, lane: WorkerLane, state: object) -> Any:
         """See ``Shard``."""
         found: list[Any] = []
         while not found:

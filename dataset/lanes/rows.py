@@ -62,12 +62,12 @@ def join_parts(
     return concatenate(pieces, allocate) if stacks else [row for piece in pieces for row in piece]
 
 
-def _at(batch: Any, rows: Any) -> Any:
+def _at(batch: object, rows: object) -> Any:
     leaves, structure = tree.flatten(batch)
     return tree.unflatten(structure, [leaf[rows] for leaf in leaves])
 
 
-def zero_like(element: Any) -> Any:
+def zero_like(element: object) -> Any:
     """Returns an element of the same shape, all of whose leaves are zero, or empty text."""
     leaves, structure = tree.flatten(element)
     zeros = [
@@ -99,7 +99,7 @@ class LaneRowsIterDataset(IterDataset[Part]):
     _gm_adds_step = False
 
     def __init__(
-        self, parent: Any, lanes: range, num_lanes: int, size: int, *, stacks: bool, pads: bool
+        self, parent: object, lanes: range, num_lanes: int, size: int, *, stacks: bool, pads: bool
     ) -> None:
         super().__init__(parent)
         self.lanes = lanes

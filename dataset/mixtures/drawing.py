@@ -228,7 +228,7 @@ class Drawing:
             self.has_ended = True
             self._enter(None, None, 0, LAST, None)
 
-    def _enter(self, i: int | None, part: Pos, length: int, kind: int, aims: Any) -> None:
+    def _enter(self, i: int | None, part: Pos, length: int, kind: int, aims: object) -> None:
         if self.counts is not None:
             count_entry(self.counts, i, length, kind, aims)
         self.log.append((i, part, self.index, length, kind, aims))

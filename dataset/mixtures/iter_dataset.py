@@ -155,5 +155,5 @@ def _weights_of(plan: Plan) -> Any:
     return plan.proportions if isinstance(plan, PatternPlan) else plan.described()
 
 
-def _manner(by: Any, stop: str) -> list[str]:
+def _manner(by: object, stop: str) -> list[str]:
     return [f"by={transform_name(by)}"] * (by is not None) + [f"stop={stop!r}"] * (stop != "first")

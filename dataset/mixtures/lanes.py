@@ -69,7 +69,7 @@ def _all_over(stages: Iterable[MapDataset[Any]], ds: MapDataset[Any]) -> MapData
 def _over(stage: MapDataset[Any], parent: MapDataset[Any]) -> MapDataset[Any]:
     old = stage._gm_parents[0]
 
-    def replaced(value: Any) -> Any:
+    def replaced(value: object) -> Any:
         return (
             parent
             if value is old

@@ -220,7 +220,7 @@ class MixedMapDataset(BlockMapDataset[T]):
 
 
 def mix(
-    datasets: Any, weights: Any, by: Any = "elements", stop: str = "first"
+    datasets: object, weights: Any, by: object = "elements", stop: str = "first"
 ) -> MixedMapDataset[Any]:
     """Return the stage for ``MapDataset.mix(datasets, weights, by=by, stop=stop)``."""
     names, datasets, weights = named(datasets, weights)
@@ -276,7 +276,7 @@ def _sorted_names(datasets: Mapping[Any, Any]) -> list[Any]:
     return names
 
 
-def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
+def _weights_by_name(names: list[Any], weights: object) -> list[Any]:
     if not isinstance(weights, Mapping):
         raise TypeError(
             f"weights must be a mapping like datasets, with the keys {names!r:.200}, got"
@@ -290,7 +290,7 @@ def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
     return [weights[name] for name in names]
 
 
-def named(datasets: Any, weights: Any) -> tuple[list[str] | None, Any, Any]:
+def named(datasets: object, weights: object) -> tuple[list[str] | None, Any, Any]:
     """Return the names of components, if they have any, and these with their weights as sequences
     in the order of the names.
     """
@@ -338,11 +338,11 @@ def plan_for(names: list[str] | None, weights: Any, num: int, *, exactly: bool =
     return PatternPlan(own, proportions)
 
 
-def check_stop(stop: Any) -> None:
+def check_stop(stop: object) -> None:
     check_word("stop", stop, "first", "all", "never")
 
 
-def as_datasets(datasets: Any, *kinds: type) -> list[Any]:
+def as_datasets(datasets: object, *kinds: type) -> list[Any]:
     if not isinstance(datasets, Sequence) or isinstance(datasets, str | bytes):
         raise TypeError(
             f"datasets must be a list of datasets, got {shown(datasets)} of type"

@@ -194,7 +194,7 @@ def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
     ]
 
 
-def plan_of(description: Any) -> Plan:
+def plan_of(description: object) -> Plan:
     """Return the plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid
     description.
     """
@@ -321,7 +321,7 @@ class PlannedSelectionMap(BlockSelectionMap):
                 inner.append(count + phase.offsets[place])
         return shares_of(components, inner)
 
-    def _of_array(self, indices: Any) -> Any:
+    def _of_array(self, indices: object) -> Any:
         raise AssertionError("select asks for one index after the other")
 
 

@@ -50,7 +50,7 @@ class Recorded:
         self.then = self._read[1]
         return known
 
-    def _plan(self, description: Any) -> tuple[Plan, Places]:
+    def _plan(self, description: object) -> tuple[Plan, Places]:
         plan = plan_of(description)
         return plan, [self._mix.places.get(name) for name in plan.names]
 

@@ -170,7 +170,7 @@ class Schedule:
         }
 
     @classmethod
-    def of_description(cls, description: Any) -> Schedule:
+    def of_description(cls, description: object) -> Schedule:
         """Return the schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for an
         invalid description.
         """
@@ -214,7 +214,7 @@ class Schedule:
         )
 
 
-def _as_position(position: Any) -> int:
+def _as_position(position: object) -> int:
     if isinstance(position, bool | np.bool_):
         raise TypeError(
             f"a position of a schedule must be an integer, got {position!r} of type"
@@ -223,7 +223,7 @@ def _as_position(position: Any) -> int:
     return as_int("a position of a schedule", position, minimum=0)
 
 
-def _as_weights(position: int, weights: Any) -> dict[str, Fraction]:
+def _as_weights(position: int, weights: object) -> dict[str, Fraction]:
     """Exact weights by name. A float means what it is written as: 0.7 is 7/10."""
     if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str | bytes):
         weights = {str(i): weight for i, weight in enumerate(weights)}

@@ -366,7 +366,7 @@ class ConcatenationMap(BlockSelectionMap):
         return components, inner
 
 
-def select_singly(selection_map: Any, indices: Indices) -> Selected:
+def select_singly(selection_map: object, indices: Indices) -> Selected:
     """Return the reads for a block, computed by a user's selection map, which handles single
     indices only.
     """

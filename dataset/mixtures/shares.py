@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.map import MapDataset
@@ -16,6 +16,9 @@ from gristmill.dataset.mixtures.map_dataset import MixedMapDataset
 from gristmill.dataset.stages.batch import BatchMapDataset
 from gristmill.dataset.stages.repeat import RepeatMapDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 _NUM_LOOKED_AT = 1000  # elements of each share
 _MAX_LOOKED_AT = 1 << 16  # elements of the whole
@@ -58,7 +61,7 @@ def one_sided(ds: MapDataset[Any], shares: Sequence[Indices], whole: Indices) ->
     return None
 
 
-def warn_if_one_sided(ds: Any, count: int, stage: object, share: str) -> None:
+def warn_if_one_sided(ds: DatasetNode, count: int, stage: object, share: str) -> None:
     """Warn if one of ``count`` shares of a pipeline, each every ``count``-th element, has other
     proportions than the whole.
 
@@ -89,7 +92,7 @@ def warn_if_slice_is_one_sided(ds: MapDataset[Any], sl: slice) -> None:
             _warn_of(found, f"[{_part(sl.start)}:{_part(sl.stop)}:{sl.step}]", ["the slice"])
 
 
-def _part(number: Any) -> str:
+def _part(number: object) -> str:
     return "" if number is None else str(number)
 
 
@@ -116,7 +119,7 @@ def _depth_of_user() -> int:
     return depth + 1
 
 
-def _roots(ds: Any) -> Iterator[MapDataset[Any]]:
+def _roots(ds: DatasetNode) -> Iterator[MapDataset[Any]]:
     """Yield the map datasets that streams are made from."""
     if isinstance(ds, MapDataset):
         yield ds

@@ -115,7 +115,7 @@ def check_draw(choice: Any, mix: Mix) -> None:
         raise needed([choice.name], mix)
 
 
-def _states_by_name(states: Any, names: Sequence[str], owner: object) -> list[Any]:
+def _states_by_name(states: object, names: Sequence[str], owner: object) -> list[Any]:
     """Return the states of the components, ``_NEW`` for those that are new."""
     if not isinstance(states, Mapping):
         raise StateMismatchError(

@@ -104,12 +104,12 @@ class Mix(Stream):
     def save(self, pos: Pos) -> Any:
         return saved(self, self.settled(pos))
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         pos: Pos = loaded(self, state), [], 0
         self.is_expected = self.was_asked = False
         return pos
 
-    def check_choice(self, choice: Any) -> None:
+    def check_choice(self, choice: object) -> None:
         check_draw(choice, self)
 
     def index_of(self, pos: Pos) -> int:

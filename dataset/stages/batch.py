@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.indices import Indices, as_ints
@@ -22,6 +22,9 @@ from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.errors.context import add_before, failed_at
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
 
@@ -133,7 +136,7 @@ class BatchIterDataset(IterDataset[T]):
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         batch_size: int,
         *,
         drop_remainder: bool = False,
@@ -170,11 +173,11 @@ class BatchIterDataset(IterDataset[T]):
         )
 
 
-def _spec_of(parent: Any, given: BatchParameters, batch_fn: Any) -> Any:
+def _spec_of(parent: DatasetNode, given: BatchParameters, batch_fn: object) -> Any:
     return batched_spec(batch_fn, spec_of(parent), given.batch_size, given.drop_remainder)
 
 
-def _check_batch_fn(batch_fn: Any) -> Any:
+def _check_batch_fn(batch_fn: object) -> Any:
     if batch_fn is not None and not callable(batch_fn):
         raise TypeError(f"batch_fn must be a callable of a list of elements, got {batch_fn!r:.200}")
     return batch_fn
@@ -192,11 +195,11 @@ class _DefaultBatch:
     def allocate_with(self, allocate: Allocate) -> None:
         self._allocate = allocate
 
-    def output_spec(self, input_spec: Any, batch_size: int, drop_remainder: bool) -> Any:
+    def output_spec(self, input_spec: object, batch_size: int, drop_remainder: bool) -> Any:
         size = batch_size if drop_remainder else None
         return map_spec(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), input_spec)
 
 
-def batch_function(batch_fn: Any) -> Callable[[list[Any]], Any]:
+def batch_function(batch_fn: object) -> Callable[[list[Any]], Any]:
     """Returns ``batch_fn``, or the default one with buffers of its own."""
     return _DefaultBatch() if batch_fn is None else _check_batch_fn(batch_fn)

@@ -76,7 +76,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         elements = (blocks.one(self, i, step) for i in as_ints(indices))
         return elements if self._reports is None else map(self._without_outcome, elements)
 
-    def _without_outcome(self, x: Any) -> Any:
+    def _without_outcome(self, x: object) -> Any:
         """Return an element of a block, after what failed in it is reported as if it was computed
         now.
         """
@@ -144,7 +144,7 @@ class _Order:
         block = first + offset // self.block_size
         return self._block_at(epoch, block, place) * self.block_size + offset % self.block_size
 
-    def group(self, epoch: Any, index: Any) -> tuple[Any, Any, Any, Any]:
+    def group(self, epoch: object, index: object) -> tuple[Any, Any, Any, Any]:
         """Return the group that an element is in, its first index and its length; and the place of
         the short block among all.
         """

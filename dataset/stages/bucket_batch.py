@@ -224,7 +224,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         ]
 
 
-def _lengths_of(base: MapDataset[Any], lengths: Any) -> Lengths:
+def _lengths_of(base: MapDataset[Any], lengths: object) -> Lengths:
     """Returns ``lengths``, or those that the source of ``base`` has, one for each element of
     ``base``.
     """
@@ -245,7 +245,7 @@ def _lengths_of(base: MapDataset[Any], lengths: Any) -> Lengths:
 
 
 def _boundaries(
-    lengths: Lengths, boundaries: Any, max_tokens: int | None, on_long: OnLong, num_shards: int
+    lengths: Lengths, boundaries: object, max_tokens: int | None, on_long: OnLong, num_shards: int
 ) -> tuple[int, ...]:
     if not isinstance(boundaries, int | np.integer) or isinstance(boundaries, bool):
         return check_boundaries(boundaries)
@@ -277,7 +277,7 @@ class BucketBatchIterDataset(IterDataset[T]):
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         length_fn: Callable[[Any], int],
         boundaries: Sequence[int],
         max_tokens: int | None = None,

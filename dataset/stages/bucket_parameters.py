@@ -12,7 +12,7 @@ from gristmill.transforms.ragged import Padding, Rows
 OnLong = Literal["raise", "truncate", "drop"]
 
 
-def check_on_long(on_long: Any) -> None:
+def check_on_long(on_long: object) -> None:
     check_word("on_long", on_long, "raise", "truncate", "drop")
 
 
@@ -58,7 +58,7 @@ class BucketParameters(Parameters):
             self.boundaries[-1],
         )
 
-    def spec(self, padding: Padding, spec: Any, num_shards: int) -> Any:
+    def spec(self, padding: Padding, spec: object, num_shards: int) -> Any:
         """Returns the spec of batches of elements with spec ``spec``."""
         sizes = {size // num_shards for size in self.batch_sizes}
         is_known = len(sizes) == 1 and (self.drop_remainder or self.with_lengths)

@@ -55,7 +55,7 @@ class CacheIterDataset(IterDataset[T]):
     _gm_num_elements = same_number
     _gm_parameters: CacheParameters
 
-    def __init__(self, parent: Any, *, copy_elements: bool = False) -> None:
+    def __init__(self, parent: object, *, copy_elements: bool = False) -> None:
         super().__init__(parent)
         self._gm_parameters = CacheParameters(bool(copy_elements))
 

@@ -203,7 +203,7 @@ def _as_cells(targets: Sequence[Target], x: Traced) -> dict[str, Array] | None:
     return cells
 
 
-def _sequences(lengths: Mapping[str, int], element: Any) -> list[Array]:
+def _sequences(lengths: Mapping[str, int], element: object) -> list[Array]:
     """Returns the sequences of an element, in the order of ``lengths``."""
     if (
         type(element) is not dict and not isinstance(element, Mapping)
@@ -264,7 +264,7 @@ def _names(
     return found
 
 
-def _other_features(element: Any, lengths: Mapping[str, int]) -> Exception:
+def _other_features(element: object, lengths: Mapping[str, int]) -> Exception:
     """Returns the error for an element that has other features than ``lengths`` has."""
     names = list(lengths)
     text = f"elements to pack must be dicts with exactly the features {names} of length_struct"

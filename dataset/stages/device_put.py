@@ -14,7 +14,7 @@ from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 
 def device_put(
     ds: IterDataset[Any] | MapDataset[Any],
-    device: Any,
+    device: object,
     *,
     cpu_buffer_size: int = 4,
     device_buffer_size: int = 2,
@@ -65,12 +65,12 @@ def device_put(
 class _ToDevice:
     device: Any
 
-    def __call__(self, element: Any) -> Any:
+    def __call__(self, element: object) -> Any:
         import jax
 
         return jax.device_put(element, self.device)
 
-    def output_spec(self, input_spec: Any) -> Any:
+    def output_spec(self, input_spec: object) -> Any:
         import jax
 
         return map_spec(

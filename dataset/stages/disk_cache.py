@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_ints
@@ -25,6 +25,9 @@ from gristmill.dataset.engine.disk_store import MISSING, DiskStore, store_at
 from gristmill.dataset.errors.context import add_error_context
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapIterDataset, RandomMapMapDataset
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 _log = logging.getLogger("gristmill")
 
@@ -115,7 +118,9 @@ class DiskCache:
             )
 
 
-def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: bool) -> None:
+def check_no_draws(
+    parent: DatasetNode, parameters: DiskCacheParameters, *, is_stream: bool
+) -> None:
     """Refuse random stages upstream, whose draws would be the same in all epochs.
 
     Raises:
@@ -206,7 +211,7 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
                 self._keep(store, key, element)
         return element
 
-    def _keep(self, store: DiskStore, key: int, element: Any) -> None:
+    def _keep(self, store: DiskStore, key: int, element: object) -> None:
         try:
             store.put(key, element)
         except Exception as error:

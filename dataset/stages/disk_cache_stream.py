@@ -135,12 +135,12 @@ class DiskBlocks(Replaying):
         super().__init__(stage, parent)
         self._cache = cache
 
-    def load_layer(self, state: Any) -> Pos:
+    def load_layer(self, state: object) -> Pos:
         start, offset = state_count(state, "start", self), state_count(state, "offset", self)
         has_skipped = state_flag(state, "has_skipped", self)
         return self.parent.load(state_field(state, "parent", self)), start, offset, has_skipped
 
-    def held(self, state: Any) -> str | None:
+    def held(self, state: object) -> str | None:
         offset = state_count(state, "offset", self)
         return f"{offset} elements" if offset else None
 
@@ -280,7 +280,7 @@ class DiskBlocks(Replaying):
             yield (x, x := None)[0]
         self._complete(block)
 
-    def _keep(self, block: _CachedBlock, x: Any) -> None:
+    def _keep(self, block: _CachedBlock, x: object) -> None:
         """Add an element that was computed to ``block``."""
         record = x
         del block.elements[len(block.ends) :]  # after an interrupt

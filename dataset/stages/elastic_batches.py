@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.indices import Indices
@@ -30,6 +30,9 @@ from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapMapDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.states.values import copied
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 _END: Any = object()
 
@@ -147,7 +150,7 @@ class Batches(Stream):
         """Return true if the pipeline has the outputs from ``pos`` on, although it is elsewhere."""
         return self._at is not None and bool((pos[0] - self._at[0]) % self.size == 0)
 
-    def _delivered(self, found: Any, pos: Pos) -> tuple[int, Any]:
+    def _delivered(self, found: object, pos: Pos) -> tuple[int, Any]:
         """Return the index after an output of the pipeline, and the batch."""
         if found is None:
             raise _missing_error(self.ds)
@@ -448,7 +451,7 @@ class _Batch:
         return position, self._batch_fn(elements)
 
 
-def _list_of(states: Any, owner: object) -> Any:
+def _list_of(states: object, owner: object) -> Any:
     if isinstance(states, Mapping):
         raise StateMismatchError(
             f"the files shard_state_*.json are not those of {owner}, which is over a MapDataset"
@@ -456,7 +459,7 @@ def _list_of(states: Any, owner: object) -> Any:
     return states
 
 
-def _missing_error(ds: Any) -> ValueError:
+def _missing_error(ds: DatasetNode) -> ValueError:
     return ValueError(
         f"an element of {ds} is None, so that no shard can know which elements are its own. Leave"
         " elements out with filter, which is the only step that may"

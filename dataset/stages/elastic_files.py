@@ -55,14 +55,14 @@ class ElasticFiles(Stream):
     def save(self, pos: Pos) -> Any:
         return self._state(self.parent.save(pos))
 
-    def _state(self, parent: Any) -> Any:
+    def _state(self, parent: object) -> Any:
         return {
             "shard_index": self._shard.shard_index,
             "shard_count": self._shard.shard_count,
             "parent": parent,
         }
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         shard = state_count(state, "shard_index", self), state_count(state, "shard_count", self)
         if shard != (self._shard.shard_index, self._shard.shard_count):
             if shard != (0, 1):
@@ -81,7 +81,7 @@ class ElasticFiles(Stream):
     def _cycle_length(self, members: range) -> int:
         return min(self._wanted_cycle_length, len(members))
 
-    def states_in(self, state: Any) -> dict[int, Any]:
+    def states_in(self, state: object) -> dict[int, Any]:
         """Return the states of datasets in the state of any shard."""
         count = state_count(state, "shard_count", self)
         members = self._members(state_count(state, "shard_index", self), max(1, count))

@@ -134,7 +134,7 @@ class FilesIterDataset(ReadingIterDataset[T]):
         self._paths = self._paths[sl]
 
 
-def _as_paths(path: Any) -> list[str | os.PathLike[str]]:
+def _as_paths(path: object) -> list[str | os.PathLike[str]]:
     paths = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(paths, Sequence) or not all(
         [isinstance(item, str | os.PathLike) for item in paths]

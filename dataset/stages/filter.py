@@ -44,7 +44,7 @@ class FilterMapDataset(BlockMapDataset[T]):
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         return map(self._chosen, self._gm_parents[0]._gm_items(indices), as_ints(indices))
 
-    def _chosen(self, x: Any, index: int) -> Any:
+    def _chosen(self, x: object, index: int) -> Any:
         try:
             return x if x is not None and self._fn(x) else None
         except Exception as error:
@@ -63,7 +63,7 @@ class FilterIterDataset(IterDataset[T]):
     _gm_num_elements = some_of_them
     _gm_works_on = "choice"
 
-    def __init__(self, parent: Any, transform: Any) -> None:
+    def __init__(self, parent: object, transform: Any) -> None:
         super().__init__(parent)
         self._gm_parameters = FilterParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")

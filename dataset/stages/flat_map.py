@@ -200,7 +200,7 @@ class FlatMapIterDataset(IterDataset[T]):
 
     _gm_parameters: StreamFlatMapParameters
 
-    def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
+    def __init__(self, parent: object, transform: Any, *, with_nones: bool = False) -> None:
         super().__init__(parent)
         self._gm_parameters = StreamFlatMapParameters(transform, with_nones)
         transform_function(transform, FlatMap, "flat_map")
@@ -226,7 +226,7 @@ class FlatMapIterDataset(IterDataset[T]):
         return open_stage(self, partial(Spread, split=split, with_nones=given.with_nones))
 
 
-def _split(fn: Callable[[Any], Any], transform: Any, x: Any) -> list[Any]:
+def _split(fn: Callable[[Any], Any], transform: object, x: object) -> list[Any]:
     return as_list(fn(x), transform)
 
 
@@ -241,11 +241,11 @@ class FlatMapFunction(FlatMap):
     def __str__(self) -> str:
         return transform_name(self._transform)
 
-    def flat_map(self, element: Any) -> Iterable[Any]:
+    def flat_map(self, element: object) -> Iterable[Any]:
         return self._fn(element)
 
 
-def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
+def flat_map_of(transform: object, max_fan_out: int | None) -> FlatMap:
     """Returns the arguments of ``MapDataset.flat_map`` as a ``FlatMap``.
 
     Raises:
@@ -262,7 +262,7 @@ def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
     )
 
 
-def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
+def items_of(transform: FlatMap, element: object, most: int) -> list[Any]:
     """Returns the items that ``transform`` makes of ``element``: no more than ``most``, its
     ``max_fan_out``.
     """
@@ -276,7 +276,7 @@ def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
     return items
 
 
-def as_list(items: Any, transform: Any, most: int | None = None) -> list[Any]:
+def as_list(items: Any, transform: object, most: int | None = None) -> list[Any]:
     """Returns the first ``most`` items that a flat map returned."""
     if (
         type(items) is not list

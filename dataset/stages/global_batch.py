@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.repeat import RepeatIterDataset
 from gristmill.transforms.base import check_batch_size
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
 End = Literal["drop", "pad", "repeat"]
@@ -152,7 +155,7 @@ class GlobalBatchParameters(Parameters):
 
 
 def global_batch(
-    ds: Any,
+    ds: DatasetNode,
     batch_size: int,
     *,
     num_lanes: int | None = None,
@@ -220,7 +223,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         batch_size: int,
         num_lanes: int | None = None,
         shard_options: ShardOptions | None = None,

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_count, state_field, state_flag
@@ -32,6 +32,9 @@ from gristmill.sources.hugging_face_stream import (
     fresh,
     sharded,
 )
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 # how many are read again after an error, at most, where the library's states are exact
 _EXAMPLES_BETWEEN_PLACES = 256
@@ -192,7 +195,7 @@ class Examples(Reading):
     def saves_anywhere(self) -> bool:
         return False  # it asks the reader
 
-    def load(self, state: Any) -> _Position:
+    def load(self, state: object) -> _Position:
         index = state_count(state, "num_delivered", self)
         since = state_count(state, "num_since_library_state", self)
         text = state_field(state, "library_state", self)
@@ -210,7 +213,7 @@ class Examples(Reading):
             self._check_library_state(text)
         return _Position(index, _Place(index - since, text), is_at_end)
 
-    def _check_library_state(self, text: Any) -> None:
+    def _check_library_state(self, text: object) -> None:
         try:
             state = json.loads(text) if isinstance(text, str) else None
         except ValueError:
@@ -349,7 +352,7 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
         return StreamIterator(self, [], make)
 
 
-def _check(dataset: Any) -> None:
+def _check(dataset: DatasetNode) -> None:
     check_data_set(
         dataset,
         "IterableDataset",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
@@ -32,6 +32,9 @@ from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.members import Members
 from gristmill.dataset.faults.budget import Tolerance, numbered_by
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
 
@@ -190,12 +193,12 @@ class _TracedDatasets(Sequence[Any]):
         return self._tracing.of(dataset_at(self.datasets, index, ""))
 
 
-def untraced(datasets: Any) -> Any:
+def untraced(datasets: object) -> Any:
     """Returns the datasets that traced ones stand for; ``datasets`` if they are not traced."""
     return datasets.datasets if isinstance(datasets, _TracedDatasets) else datasets
 
 
-def _check_dataset(ds: Any, index: int) -> Any:
+def _check_dataset(ds: DatasetNode, index: int) -> Any:
     if not isinstance(ds, MapDataset | IterDataset):
         raise TypeError(
             f"datasets[{index}] must be a MapDataset or IterDataset, got {shown(ds)} of type"

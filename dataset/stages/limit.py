@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.dataset.bases.iter import IterDataset
@@ -49,7 +49,7 @@ class LimitIterDataset(IterDataset[T]):
     _element_spec = spec_of_first_parent
     _gm_parameters: LimitParameters
 
-    def __init__(self, parent: Any, count: int) -> None:
+    def __init__(self, parent: object, count: int) -> None:
         super().__init__(parent)
         self._gm_parameters = LimitParameters(count)
 

@@ -71,7 +71,7 @@ class MapIterDataset(IterDataset[T]):
     _gm_works_on = "elements"
     _gm_parameters: StreamMapParameters
 
-    def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
+    def __init__(self, parent: object, transform: Any, *, with_nones: bool = False) -> None:
         super().__init__(parent)
         self._gm_parameters = StreamMapParameters(transform, with_nones)
         self._fn = transform_function(transform, Map, "map")

@@ -46,7 +46,7 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         return map(self._mapped, self._gm_parents[0]._gm_items(indices), as_ints(indices))
 
-    def _mapped(self, x: Any, index: int) -> Any:
+    def _mapped(self, x: object, index: int) -> Any:
         try:
             return None if x is None else self._fn(index, x)
         except Exception as error:
@@ -65,7 +65,7 @@ class MapWithIndexIterDataset(IterDataset[T]):
     _gm_num_elements = same_number
     _gm_works_on = "numbered elements"
 
-    def __init__(self, parent: Any, transform: Any) -> None:
+    def __init__(self, parent: object, transform: Any) -> None:
         super().__init__(parent)
         self._gm_parameters = MapWithIndexParameters(transform)
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")

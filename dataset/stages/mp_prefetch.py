@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.core.options import (
     AUTO_LANES,
@@ -29,6 +29,9 @@ from gristmill.dataset.lanes.rows import LaneRowsIterDataset
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
 from gristmill.dataset.workers.task import PipelineTask
 from gristmill.workers.setup import preload
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
 
@@ -134,7 +137,7 @@ class TracedLanesIterDataset(IterDataset[T]):
     _element_spec = spec_of_first_parent
 
     def __init__(
-        self, parent: Any, num_lanes: int, sequential_slice: bool, by_lanes: bool = False
+        self, parent: object, num_lanes: int, sequential_slice: bool, by_lanes: bool = False
     ) -> None:
         super().__init__(parent)
         self._num_lanes = num_lanes
@@ -171,7 +174,7 @@ def lanes_task(
     )
 
 
-def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
+def executor_for(options: WorkerOptions, init_fn: object = None) -> Executor:
     """Return a new executor of lanes."""
     if options.num_workers == "auto":
         return tuned_executor(options, init_fn)
@@ -185,7 +188,7 @@ def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
 
 
 def tuned_executor(
-    options: WorkerOptions, init_fn: Any, make: Callable[[Any, Any], Executor] | None = None
+    options: WorkerOptions, init_fn: object, make: Callable[[Any, Any], Executor] | None = None
 ) -> Executor:
     """Return a new executor that finds its number of workers, made by ``make`` if that is given."""
     num_lanes, is_on_ray = lanes_of(options), isinstance(options, RayOptions)
@@ -210,7 +213,7 @@ def tuned_executor(
     return executor
 
 
-def check_no_workers(stage: str, ds: Any) -> None:
+def check_no_workers(stage: str, ds: DatasetNode) -> None:
     """Refuses to apply ``stage`` to a pipeline that starts workers."""
     for node in ancestors(ds):
         if node._gm_starts_workers:

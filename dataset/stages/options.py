@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.bases.iter import IterDataset
@@ -44,7 +44,7 @@ class WithOptionsIterDataset(IterDataset[T]):
     _gm_num_elements = same_number
     _gm_works_on = "nothing"
 
-    def __init__(self, parent: Any, options: DatasetOptions) -> None:
+    def __init__(self, parent: object, options: DatasetOptions) -> None:
         super().__init__(parent)
         if not isinstance(options, DatasetOptions):
             raise TypeError(f"options must be a DatasetOptions, got {options!r:.200}")

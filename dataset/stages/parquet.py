@@ -53,7 +53,7 @@ class ParquetStream(FileStream):
         group, row = pos
         return {"row_group": group, "index_within_row_group": row}
 
-    def load(self, state: Any) -> _Row:
+    def load(self, state: object) -> _Row:
         return state_count(state, "row_group", self), state_count(
             state, "index_within_row_group", self
         )

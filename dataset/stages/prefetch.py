@@ -49,7 +49,7 @@ class PrefetchIterDataset(IterDataset[T]):
     _gm_parameters: PrefetchParameters
 
     def __init__(
-        self, parent: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False
+        self, parent: object, read_options: ReadOptions | None = None, *, allow_nones: bool = False
     ) -> None:
         super().__init__(parent)
         if not isinstance(parent, MapDataset):

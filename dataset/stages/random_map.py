@@ -54,7 +54,7 @@ class RandomMapMapDataset(BlockMapDataset[T]):
         mapped = partial(self._mapped, _drawing(self._fn, self._rng_pool))
         return map(mapped, self._gm_parents[0]._gm_items(indices), as_ints(indices))
 
-    def _mapped(self, draw: Draw, x: Any, index: int) -> Any:
+    def _mapped(self, draw: Draw, x: object, index: int) -> Any:
         try:
             return None if x is None else draw(index, x)
         except Exception as error:
@@ -79,7 +79,7 @@ class RandomMapIterDataset(IterDataset[T]):
     _gm_works_on = "numbered elements"
     _gm_parameters: RandomMapParameters
 
-    def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
+    def __init__(self, parent: object, transform: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
         self._fn = transform_function(transform, RandomMap, "random_map")
         self._gm_parameters = RandomMapParameters(transform, random_seed(self, seed, "random_map"))

@@ -64,7 +64,7 @@ class RebatchIterDataset(IterDataset[T]):
 
     _gm_parameters: RebatchParameters
 
-    def __init__(self, parent: Any, batch_size: int, drop_remainder: bool = False) -> None:
+    def __init__(self, parent: object, batch_size: int, drop_remainder: bool = False) -> None:
         super().__init__(parent)
         self._gm_parameters = RebatchParameters(batch_size, drop_remainder)
 

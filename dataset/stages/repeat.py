@@ -133,7 +133,7 @@ class RepeatIterDataset(IterDataset[T]):
     _gm_parameters: RepeatIterParameters
     _note_epoch: Callable[[int, list[Any]], list[Any]] | None = None  # gets the epoch of elements
 
-    def __init__(self, parent: Any, num_epochs: int | None = None) -> None:
+    def __init__(self, parent: object, num_epochs: int | None = None) -> None:
         super().__init__(parent)
         self._gm_parameters = RepeatIterParameters(num_epochs)
 

@@ -50,7 +50,7 @@ class RunsMapDataset(ReindexMapDataset[T]):
     def _limit(self) -> int:
         return 2**62 // self.numbers.count - self.numbers.origin
 
-    def _reindex(self, index: Any) -> Any:
+    def _reindex(self, index: object) -> Any:
         return self.numbers(index)
 
     def _reindex_range(self, indices: range) -> Indices | None:

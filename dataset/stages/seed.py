@@ -44,7 +44,7 @@ class SeedIterDataset(IterDataset[T]):
     _gm_num_elements = same_number
     _gm_works_on = "nothing"
 
-    def __init__(self, parent: Any, seed: int | None) -> None:
+    def __init__(self, parent: object, seed: int | None) -> None:
         super().__init__(parent)
         self._gm_seed_point = None if seed is None else check_seed(seed)
         self._gm_parameters = SeedParameters(self._gm_seed_point)

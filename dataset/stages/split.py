@@ -37,7 +37,7 @@ class Assignment(abc.ABC):
         """Returns the number of elements of a part."""
 
     @abc.abstractmethod
-    def position(self, part: int, index: Any) -> Any:
+    def position(self, part: int, index: object) -> Any:
         """Returns the indices of elements of a part: of one ``int``, or of an array [n]."""
 
     @property
@@ -57,7 +57,7 @@ class ExactAssignment(Assignment):
     def size(self, part: int) -> int:
         return self._apportionment.sizes[part]
 
-    def position(self, part: int, index: Any) -> Any:
+    def position(self, part: int, index: object) -> Any:
         return self._apportionment.position(part, index)
 
     @property
@@ -141,7 +141,7 @@ class KeyAssignment(Assignment):
         finally:
             reader.close()
 
-    def _part_of(self, element: Any, index: int) -> int:
+    def _part_of(self, element: object, index: int) -> int:
         try:
             return bisect_right(self._starts, self._hash(self._by(element)))
         except Exception as error:

@@ -281,7 +281,7 @@ class _Members:
     def close(self) -> None:
         self._workers.close()
 
-    def use(self, index: int, user: _User, state: Any) -> None:
+    def use(self, index: int, user: _User, state: object) -> None:
         """Lets lane ``index`` continue from ``state``, for ``user``."""
         self._users[index], self._waiting[index] = user, state
 
@@ -463,7 +463,7 @@ class MemberElements(Stream):
     def kind(self, index: int) -> tuple[Any, ...]:
         return *super().kind(index), index * (not self.saves_anywhere())
 
-    def load(self, state: Any) -> Pos:
+    def load(self, state: object) -> Pos:
         self._pos = self._saved(self.parent.load(state))
         return self._pos
 

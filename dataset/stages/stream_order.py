@@ -205,7 +205,7 @@ class DividedPart:
         return (found if self._marks_root else found[1:]) if self.leaves_out else []
 
 
-def must_be_there(x: Any) -> Any:
+def must_be_there(x: object) -> Any:
     if x is None:
         raise ValueError(
             "an element is None, which means a missing one, so that the positions of all that"
@@ -216,7 +216,7 @@ def must_be_there(x: Any) -> Any:
     return x
 
 
-def _is_there(x: Any) -> bool:
+def _is_there(x: object) -> bool:
     return x is not None
 
 
@@ -247,7 +247,7 @@ class MarkingIterDataset(IterDataset[Any]):
     _gm_num_elements = same_number
     _gm_parameters: MarkingParameters
 
-    def __init__(self, parent: Any, steps: Sequence[_Step]) -> None:
+    def __init__(self, parent: object, steps: Sequence[_Step]) -> None:
         super().__init__(parent)
         self._gm_parameters = MarkingParameters(steps)
 
@@ -259,7 +259,7 @@ class MarkingIterDataset(IterDataset[Any]):
         return open_stage(self, Marking)
 
 
-def _marked(steps: Sequence[_Step], x: Any) -> Any:
+def _marked(steps: Sequence[_Step], x: object) -> Any:
     num_leaving_out = 0
     for step in steps:
         if not step.leaves_out:
@@ -513,7 +513,7 @@ class StreamOrder(Stream):
     def saves_anywhere(self) -> bool:
         return True
 
-    def load(self, state: Any) -> int:
+    def load(self, state: object) -> int:
         pos = self._whole.load(state)
         index = self._index_in(pos)
         if self._whole.save(pos) != advanced(self._beginning, index):

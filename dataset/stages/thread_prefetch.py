@@ -33,7 +33,7 @@ class CheckpointableIterator(Protocol[T_co]):
 
     def get_state(self) -> Any: ...
 
-    def set_state(self, state: Any) -> None: ...
+    def set_state(self, state: object) -> None: ...
 
 
 class ThreadPrefetchParameters(Parameters):
@@ -168,7 +168,7 @@ class ForeignIterator(DatasetIterator[T]):
     def get_state(self) -> Any:
         return self._iterator.get_state()
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: object) -> None:
         self._iterator.set_state(state)
 
     def _get_next_index(self) -> int:

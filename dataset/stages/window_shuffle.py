@@ -150,7 +150,7 @@ class WindowShuffleIterDataset(IterDataset[T]):
     _gm_num_elements = same_number
     _gm_parameters: WindowParameters
 
-    def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
+    def __init__(self, parent: object, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
         self._gm_parameters = WindowParameters(
             window_size, random_seed(self, seed, "window_shuffle", bits=32)

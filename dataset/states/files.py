@@ -29,7 +29,7 @@ _UNFINISHED = ".unfinished"  # at the end of the names of files that are being w
 _NUM_NAMED = 8  # files in a message
 
 
-def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | None) -> None:
+def write_checkpoint(directory: object, state: str, description: dict[str, Any] | None) -> None:
     """Writes this process's files into ``directory``."""
     from gristmill.core.version import __version__  # reading the metadata takes 8 ms
 
@@ -72,7 +72,7 @@ def _write(path: Any, content: bytes) -> None:
 
 
 def read_checkpoint(
-    directory: Any,
+    directory: object,
     description: dict[str, Any] | None,
     merged_state: Callable[[Any], Any] | None = None,
 ) -> str:
@@ -160,5 +160,5 @@ def _pipeline_file_name(process_file: str) -> str:
     return process_file.replace("process_", "pipeline_", 1)
 
 
-def _as_path(directory: Any) -> Any:
+def _as_path(directory: object) -> Any:
     return Path(directory) if isinstance(directory, str) else directory

@@ -19,7 +19,7 @@ def mixed_in_lanes(state: dict[str, Any], is_mixed: bool) -> dict[str, Any]:
     return {**state, _MIXED: True} if is_mixed else state
 
 
-def check_mixed_in_lanes(state: Any, is_mixed: bool, num_lanes: int, owner: object) -> None:
+def check_mixed_in_lanes(state: object, is_mixed: bool, num_lanes: int, owner: object) -> None:
     """Raise ``StateMismatchError`` if a state is of lanes that mix in the other way."""
     if not isinstance(state, Mapping):
         return

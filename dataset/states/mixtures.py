@@ -34,7 +34,7 @@ _NUM_DELIVERED = (
 )  # of groups that are others without some elements
 
 
-def is_mixture(state: Any) -> bool:
+def is_mixture(state: object) -> bool:
     """True if ``state`` is that of a mixture with names."""
     return (
         isinstance(state, Mapping)
@@ -60,7 +60,7 @@ def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str
             yield from mixtures_in(value, with_lists=with_lists)
 
 
-def without_components(state: Any, names: frozenset[str], *, is_held: bool = False) -> Any:
+def without_components(state: object, names: frozenset[str], *, is_held: bool = False) -> Any:
     """Returns ``state`` without the positions of components with these names.
 
     Args:
@@ -151,7 +151,7 @@ def _losing(record: Any, names: frozenset[str]) -> Any:
     return {**record, LOST: lost} if lost else record
 
 
-def _draws(record: Any) -> SavedDraws | None:
+def _draws(record: object) -> SavedDraws | None:
     """Returns the draws of a mixture that a record describes; ``None`` if it describes something
     else.
     """
@@ -161,7 +161,7 @@ def _draws(record: Any) -> SavedDraws | None:
         return None  # restoring says so
 
 
-def _names_drawn(state: Any) -> set[str]:
+def _names_drawn(state: object) -> set[str]:
     """Returns the components of mixtures of which a stage, or stages upstream, hold elements."""
     if isinstance(state, Mapping):
         draws = _draws(state)
@@ -173,7 +173,7 @@ def _names_drawn(state: Any) -> set[str]:
     return set().union(*map(_names_drawn, state)) if isinstance(state, list | tuple) else set()
 
 
-def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_rows: int) -> bool:
+def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: object, num_rows: int) -> bool:
     """Changes the state of a stage that cuts elements such that it continues where it has cut one,
     if that is still there.
 
@@ -199,7 +199,7 @@ def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_row
     return True
 
 
-def as_names(drop: Any) -> frozenset[str]:
+def as_names(drop: object) -> frozenset[str]:
     """Returns names of components to drop."""
     if isinstance(drop, str) or not isinstance(drop, Collection):
         raise TypeError(f"drop must be a set of names of components, got {drop!r:.200}")

@@ -15,7 +15,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_counts, plain_int, shown, state_field
 
 
-def is_old_workers_state(state: Any) -> bool:
+def is_old_workers_state(state: object) -> bool:
     """True if ``state`` is one of ``mp_prefetch``."""
     return isinstance(state, Mapping) and "workers_state" in state
 
@@ -64,7 +64,7 @@ def old_workers_state(slot: int, states: Sequence[Any], nums: Sequence[int]) -> 
     }
 
 
-def refuse_old_interleave(state: Any, owner: object) -> None:
+def refuse_old_interleave(state: object, owner: object) -> None:
     """Raises ``StateMismatchError`` if ``state`` is of an interleave."""
     if (
         isinstance(state, Mapping)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from gristmill.core.errors import StateMismatchError
 
@@ -24,7 +23,7 @@ _replaying = _Replaying()
 
 
 @contextlib.contextmanager
-def replaying(step: Any, what: str | None) -> Iterator[None]:
+def replaying(step: object, what: str | None) -> Iterator[None]:
     """Mark that the parents of ``step`` are being restored, of which it holds ``what``, a part of a
     sentence; ``None``: nothing.
     """
@@ -36,7 +35,7 @@ def replaying(step: Any, what: str | None) -> Iterator[None]:
         _replaying.what = outer
 
 
-def refuse_replay(mixture: Any, change: str) -> None:
+def refuse_replay(mixture: object, change: str) -> None:
     """Raises ``StateMismatchError`` if a stage downstream of ``mixture``, which is another one by
     ``change``, replays elements.
     """

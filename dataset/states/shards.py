@@ -42,7 +42,7 @@ def parse_shards(state: Any, owner: object, num_shards: int) -> CycleState:
 
 
 def parse_old_shards(
-    state: Any, owner: object, beginnings: Sequence[Any]
+    state: object, owner: object, beginnings: Sequence[Any]
 ) -> tuple[CycleState, list[int]]:
     """Return the parts of a state of Grain before 0.2.16, and how many elements of each shard were
     delivered after it.

@@ -48,14 +48,14 @@ class LinearStates(Sequence[Any]):
         return advanced(self._before, 1 + (i if 0 <= i < self._num else range(self._num)[i]))
 
     @classmethod
-    def between(cls, before: Any, after: Any, num: int) -> LinearStates | None:
+    def between(cls, before: object, after: object, num: int) -> LinearStates | None:
         """Return the states on the way from one state to another, if all counts in them have grown
         by ``num``.
         """
         return cls(before, num) if before is not None and advanced(before, num) == after else None
 
 
-def advanced(state: Any, num: int) -> Any:
+def advanced(state: object, num: int) -> Any:
     """Return ``state`` with all its integers increased."""
     if type(state) is int:
         return state + num
@@ -81,7 +81,7 @@ def copied(state: Any) -> Any:
     return state if kind in _UNCHANGEABLE else copy.deepcopy(state)
 
 
-def is_same(state: Any, known: Any) -> bool:
+def is_same(state: object, known: object) -> bool:
     """Return true if ``state``, of a user, is ``known``, which a ``get_state`` returned.
 
     1.0 and ``True`` are not the same as 1. States of Grain have no records of choices, which is the
@@ -91,14 +91,14 @@ def is_same(state: Any, known: Any) -> bool:
     return bool(state == known) and repr(state) == repr(known)
 
 
-def _without_empty_records(state: Any) -> Any:
+def _without_empty_records(state: object) -> Any:
     if type(state) is dict:
         pairs = [pair for pair in state.items() if pair != ("choices", {})]
         return {key: _without_empty_records(value) for key, value in pairs}
     return [*map(_without_empty_records, state)] if type(state) is list else state
 
 
-def given(state: Any) -> Any:
+def given(state: object) -> Any:
     """Return a copy of a state passed to ``set_state``, as ``get_state`` may return it: NumPy's
     numbers as built-in ones.
 
@@ -205,7 +205,7 @@ class CycleState:
         return found
 
 
-def states_by_index(states: Any, name: str) -> dict[int, Any]:
+def states_by_index(states: object, name: str) -> dict[int, Any]:
     """Return the states of datasets by their index, which JSON made text."""
     found: dict[int, Any] = {}
     if isinstance(states, Mapping):

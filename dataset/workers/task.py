@@ -171,7 +171,7 @@ class PipelineProducer:
         if number in self._lanes:
             self._lanes[number].close()
 
-    def skip(self, number: int, state: Any) -> Any:
+    def skip(self, number: int, state: object) -> Any:
         """Continue a lane past the element after ``state``; return the state then."""
         return self._start(number, state, len(self.iterators) or 1, skip=True)
 
@@ -210,7 +210,7 @@ class PipelineProducer:
         if self._task.budget is None and self._lender is None and budget is not None:
             divide(budget, self._task.options, count)
 
-    def _start(self, number: int, state: Any, num_lanes: int, *, skip: bool) -> Any:
+    def _start(self, number: int, state: object, num_lanes: int, *, skip: bool) -> Any:
         lane = self._lanes.get(number)
         if lane is None:
             lane = self._lanes[number] = _LaneIterator(self._task.share(number))
@@ -285,7 +285,7 @@ class PipelineProducer:
             for log in lane.logs:
                 log.is_silent = False
 
-    def annotate(self, error: BaseException, lane: int, state: Any) -> None:
+    def annotate(self, error: BaseException, lane: int, state: object) -> None:
         from gristmill.dataset.errors.context import add_error_worker, add_settings_note
 
         task = self._task
@@ -335,7 +335,7 @@ def divide_worker(count: int, worker: Any) -> None:
         worker.producer.divide(count)
 
 
-def roots(it: Any) -> list[StreamIterator[Any]]:
+def roots(it: DatasetIterator[Any]) -> list[StreamIterator[Any]]:
     """Return the iterators at the beginning of everything upstream that read map datasets, always
     in the same order.
     """
@@ -345,12 +345,12 @@ def roots(it: Any) -> list[StreamIterator[Any]]:
     return [root for inner in upstream.values() for root in roots(inner)]
 
 
-def readers(it: Any) -> list[Reader]:
+def readers(it: DatasetIterator[Any]) -> list[Reader]:
     """Return the readers of ``roots(it)``."""
     return [root._gm_engine.reader for root in roots(it)]
 
 
-def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:
+def place(state: object, numbers: Numbers | None, *, exact: bool = False) -> str:
     """Return the description of the location of a worker.
 
     Args:

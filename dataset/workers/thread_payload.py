@@ -63,7 +63,7 @@ class _Pickler(CloudPickler):
         self._shared = shared
         super().__init__(self._file, pickle.HIGHEST_PROTOCOL)
 
-    def pickled(self, value: Any) -> bytes:
+    def pickled(self, value: object) -> bytes:
         self.dump(value)
         return self._file.getvalue()
 
@@ -86,13 +86,13 @@ class _Pickler(CloudPickler):
             self._shared[id(obj)] = obj, obj.replace(co_flags=obj.co_flags | inspect.CO_NESTED)
         return id(obj) if id(obj) in self._shared else None
 
-    def _enter(self, part: Any) -> None:
+    def _enter(self, part: object) -> None:
         """Called for a part of the pipeline before what it holds."""
         for name in getattr(type(part), "_gm_shared_by_threads", ()):
             if not isinstance(value := getattr(part, name), DatasetNode):
                 self._share(value)
 
-    def _share(self, obj: Any) -> None:
+    def _share(self, obj: object) -> None:
         self._shared[id(obj)] = obj, obj
 
 
@@ -104,7 +104,7 @@ class _CarefulPickler(_Pickler):
         # ids; what holds one of these cannot be pickled, either
         self._unpicklable: set[int] = set()
 
-    def _enter(self, part: Any) -> None:
+    def _enter(self, part: object) -> None:
         super()._enter(part)
         for value in vars(part).values():
             try:
@@ -119,7 +119,7 @@ class _CarefulPickler(_Pickler):
 class _Trial(_Pickler):
     """Pickles what a part of the pipeline holds, without other parts."""
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         return 0 if issubclass(type(obj), DatasetNode | Value) else super().persistent_id(obj)
 
 
@@ -132,5 +132,5 @@ class _Unpickler(pickle.Unpickler):
         return self._shared[key][1]
 
 
-def _is_read_only(obj: Any) -> bool:
+def _is_read_only(obj: object) -> bool:
     return isinstance(obj, np.ndarray) and not obj.flags.writeable

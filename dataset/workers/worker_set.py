@@ -39,7 +39,7 @@ class WorkerSet:
         self.processes = SharedProcesses()
 
 
-def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
+def join_workers(it: object, ctx: IteratorContext) -> WorkerSet:
     """Makes an iterator that has worker processes one of those of its pipeline."""
     outermost = ctx.outermost
     made = outermost.workers
@@ -48,7 +48,7 @@ def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
     return workers
 
 
-def shared_processes_of(it: Any, ctx: IteratorContext) -> SharedProcesses | None:
+def shared_processes_of(it: object, ctx: IteratorContext) -> SharedProcesses | None:
     """Returns the set whose processes it shares; ``None`` without one."""
     workers = join_workers(it, ctx)
     # There may be more components later where the context is that of one component.
