@@ -51,8 +51,10 @@ class Repeat(Layer):
             except Exception as error:
                 cell.end_block()
                 add_error_epoch(error, self, epoch)
-                if inner.past_failed is not None:  # else the position is past the element already
+                if inner.past_failed is not None:
                     cell.past_failed = partial(self._pass, cell, epoch)
+                else:  # the position is past the element already; runs may refer to one that ended
+                    inner.go_to(inner.settle())
                 raise
             cell.end_block()
             if is_new and self.num_epochs is None:

@@ -138,8 +138,12 @@ class Cell:
         return self.pos
 
     def pass_failed(self) -> None:
-        """Move past the element whose computation has just failed."""
+        """Move past the element whose computation has just failed.
+
+        The next run is a new one: a live run may refer to one upstream that the error has ended.
+        """
         self.settle()
+        self.moves += 1
         move, self.past_failed = self.past_failed, None
         if move is not None:
             move()
