@@ -44,7 +44,7 @@ class TarSource(ShardedSource[dict[str, Any]]):
     the file's extension, in the order of the archive. The extension is what follows the first dot
     of a file's name, in small letters; the key is what is before it, with the folder. Nothing is
     decoded: that is for a ``map``. There is no ``"__url__"``: records are the same wherever the
-        data are.
+    data are.
 
     The files of a record must be neighbours in the archive, as for WebDataset. As there, folders,
     files without an extension, hidden files (``.name``) and those whose name, or first folder,

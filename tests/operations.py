@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from gristmill.transforms import RandomMap
 
 
@@ -19,3 +21,20 @@ NOISE = operation(RandomMap, "random_map", lambda x, rng: x + int(rng.integers(1
 def plain(elements: Any) -> list[Any]:
     """Elements, arrays as lists."""
     return [x.tolist() if hasattr(x, "tolist") else x for x in elements]
+
+
+def flat(element: Any) -> list[Any]:
+    """The numbers of an element: of batches, and of the packed rows those that are not
+    padding.
+    """
+    if isinstance(element, dict):
+        return (
+            flat(element["x"][element["x_segment_ids"] > 0])
+            if "x_segment_ids" in element
+            else flat(element["x"])
+        )
+    return (
+        [x for part in element for x in flat(part)]
+        if isinstance(element, list)
+        else np.atleast_1d(element).tolist()
+    )

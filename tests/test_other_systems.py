@@ -285,7 +285,7 @@ class TestEverywhere:
         names = [
             name
             for name in modules()
-            if not re.search(r"checkpoint\.(arguments|handler)|ray_(actor|pool|worker)", name)
+            if not re.search(r"checkpoint\.(arguments|handler)|ray_(actor|pool|transport)", name)
         ]
         assert len(names) > 100
         (found,) = run(

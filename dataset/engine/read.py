@@ -142,12 +142,13 @@ class Read(Stream):
         """Return up to ``size`` elements, with the position after each."""
         index, skips, decisions = cell.pos, not self.with_nones, self._decisions
         hands_over = size > 1 and self._hands_over(self.reader)
+        size = min(size, self._end - index)  # the source may have grown
         if size == 1:  # a list would keep the element
             elements = given_out(self.reader.take(index, 1))
         elif hands_over:
             elements = self.reader.each(index, size)
         else:
-            elements, _ = self.reader.part(index, min(size, self._end - index))
+            elements, _ = self.reader.part(index, size)
         for x in elements:
             if skips:
                 decisions.append(x is not None)

@@ -246,7 +246,7 @@ def test_nothing_of_the_users_is_changed_or_copied(sequential):
     assert (
         len([node for node in made if getattr(node._gm_parameters, "transform", None) is fn]) == 2
     )
-    assert [node._gm_source is source for node in made if hasattr(node, "_gm_source")] == [True]
+    assert [node for node in made if node._gm_source is source] == made[-1:]
     if not sequential:
         map_datasets = [node for node in made if isinstance(node, MapDataset)]
         assert (

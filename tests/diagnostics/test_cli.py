@@ -215,7 +215,6 @@ def test_messages_name_options(folder, call):
         ),
         ("write @numbers written/a --codec x", ": --codec must be one of 'bytes'"),
         ("write @numbers written/a --option x=1", "x is no option of --format array_record;"),
-        ("write @numbers written/a --append --overwrite", ": --append and --overwrite cannot"),
     ):
         text = call(command, 2)
         assert words in text and not re.search(r"\b(key|codec|batch_size|format)=(?!8)", text), text
