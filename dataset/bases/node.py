@@ -360,15 +360,21 @@ def tolerances(ds: DatasetNode) -> list[Any]:
     return [node._gm_tolerance for node in ancestors(ds) if node._gm_tolerance is not None]
 
 
-def tolerates(ds: DatasetNode) -> bool:
+def tolerates(ds: DatasetNode, *, may_open: bool = True) -> bool:
     """Return true if a stage of ``ds`` or upstream tolerates faults, or one of a dataset that it
-    opens may do so.
+    opens.
+
+    Args:
+        ds: the dataset.
+        may_open: the answer where a stage opens datasets that are not known yet.
     """
     nodes = [*ancestors(ds)]
-    if any([node._gm_tolerance is not None or node._gm_opens_unknown for node in nodes]):
+    if any([node._gm_tolerance is not None for node in nodes]):
+        return True
+    if may_open and any([node._gm_opens_unknown for node in nodes]):
         return True
     opened = [x for node in nodes for x in node._gm_draws_from if not node._gm_parents]
-    return any([tolerates(x) for x in opened])
+    return any([tolerates(x, may_open=may_open) for x in opened])
 
 
 def ancestors(ds: Any) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.members import has_counted_faults
 from gristmill.dataset.engine.stream import Pos, Stream
 from gristmill.dataset.errors.context import end_error_context
 from gristmill.dataset.states.values import Fetched, LinearStates
@@ -124,7 +125,8 @@ class StreamBlocks:
         return None if block.elements or not self._is_at_end else self._end()
 
     def _end(self) -> StopIteration:
-        return StopIteration(snapshot(self._it)) if self._it._gm_counts_faults else StopIteration()
+        final = final_state(self._it)
+        return StopIteration() if final is None else StopIteration(final)
 
     def _until_late(self, after: list[Any], n: int) -> Iterator[Any]:
         it, deadline = self._it, time.perf_counter() + _BLOCK_SECONDS
@@ -179,3 +181,9 @@ class StreamBlocks:
     def _arrived(self, error: BaseException) -> BaseException:
         end_error_context(error)
         return error
+
+
+def final_state(it: StreamIterator[Any]) -> Any | None:
+    """Return the state after the last element, if it may have more faults than the one before."""
+    may_have_more = it._gm_counts_faults and has_counted_faults(it._gm_engine)
+    return snapshot(it) if may_have_more else None

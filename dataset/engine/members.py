@@ -59,6 +59,13 @@ def may_count_faults(stream: Stream) -> bool:
     return is_one or any(map(may_count_faults, stream.parents))
 
 
+def has_counted_faults(stream: Any) -> bool:
+    """As ``may_count_faults``, where all members that an interleave has opened are known."""
+    if stream.opens_members:
+        return bool(stream.members.may_count)
+    return stream.counts_faults or any(map(has_counted_faults, stream.parents))
+
+
 class Members:
     """The datasets of an interleave that are open, by their numbers.
 

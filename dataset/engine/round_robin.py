@@ -258,7 +258,7 @@ class RoundRobin(Stream):
             unused: set[int] = set()
         else:
             cycle, nums = parse_shards(state, self, self.count), [0] * self.count
-            unused = set() if self.known.counts_faults else self.known.unused(cycle.states)
+            unused = set() if self.known.begins_with_counts else self.known.unused(cycle.states)
         states = self.known.checked(cycle.states, unused)
         now: list[Pos] = [
             None if value is None else (value,) if i in unused else ([value], 0)
@@ -292,7 +292,7 @@ class RoundRobin(Stream):
         """
         self._budgets = lane_budgets(self, found, is_common=is_common)
         if self._budgets is not None:
-            self.known.counts_faults = True
+            self.known.counts_faults = self.known.begins_with_counts = True
 
     def states_now(self) -> list[Any]:
         """Return the state of each shard after what was delivered."""
@@ -334,7 +334,9 @@ class RoundRobinIterator(StreamIterator[T]):
         self._gm_ctx.options = collected_options(self._ds)  # they hold after this stage, too
         self.use_limits(tolerances(self._ds))
         # those of datasets that shards open are judged there
-        self._gm_counts_faults = self._gm_engine.known.counts_faults = tolerates(self._ds)
+        known = self._gm_engine.known
+        self._gm_counts_faults = known.counts_faults = tolerates(self._ds)
+        known.begins_with_counts |= tolerates(self._ds, may_open=False)
         watch_if_tracked(self, self._gm_ctx.options)
 
     @property

@@ -142,7 +142,7 @@ class Cell:
 
         The next run is a new one: a live run may refer to one upstream that the error has ended.
         """
-        self.settle()
+        self.end_block()
         self.moves += 1
         move, self.past_failed = self.past_failed, None
         if move is not None:

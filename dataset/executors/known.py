@@ -33,7 +33,8 @@ class KnownShards:
     """
 
     ctx: IteratorContext
-    counts_faults = False  # states have counts of faults
+    counts_faults = False  # states have counts of faults, or may have them
+    begins_with_counts = False  # the first states of shards have counts, too
     key = ""  # of the stage of the shards, if their choices are recorded
     _opened: tuple[list[DatasetIterator[Any]], list[Any]] | None = None
     _beginnings: list[Any] | None = None
@@ -76,7 +77,7 @@ class KnownShards:
         """Return the states of the shards before their first elements."""
         if self._beginnings is None:
             task = self._task
-            is_as_whole = self._begins_as_a_whole and not self.counts_faults
+            is_as_whole = self._begins_as_a_whole and not self.begins_with_counts
             if is_as_whole and not (task.by_lanes and changes_in_lanes(task.dataset)):
                 self._beginnings = [snapshot(iterate(task.dataset))] * task.num_lanes
             else:
@@ -137,8 +138,8 @@ class KnownShards:
         ``Stream.next_epoch``.
         """
         found: list[Any] = []
-        for it, state in zip(self.opened()[0], self.states(now), strict=True):
-            if state is None or not is_of_streams(it):
+        for it, part, state in zip(self.opened()[0], now, self.states(now), strict=True):
+            if state is None or part == () or not is_of_streams(it):
                 found.append(())
                 continue
             stream = stream_of(it)

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from gristmill.dataset.ahead.waits import BudgetWaits
-from gristmill.dataset.bases.iterator import DatasetIterator, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.observing import WorkAhead
-from gristmill.dataset.engine.blocks import SavedPositions
+from gristmill.dataset.engine.blocks import SavedPositions, final_state
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.prefetch import Prefetch, reraise
 from gristmill.dataset.executors.inline import InProcessExecutor, raised_again
@@ -107,7 +107,7 @@ class ThreadShard(Shard):
             self.ready.append((elements.pop(), SavedPositions(it._gm_engine, None, [it.pos]), 0))
         else:
             self.has_ended = True
-            self.final = snapshot(it) if it._gm_counts_faults else None
+            self.final = final_state(it)
 
     def skip(self, state: object) -> Any:
         self._iterator._gm_skip()
