@@ -329,7 +329,7 @@ class Reader(_Items):
             if log is not None:
                 log.note(index, index + len(elements))
             return elements
-        n = self._num_now(n)
+        n = 1 if self._is_draining else self._num_now(n)  # others do not wait for a slow source
         if log is not None:
             if log.is_careful:
                 n = 1

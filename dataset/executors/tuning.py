@@ -25,6 +25,7 @@ class Tuning:
         now = time.monotonic()
         self.decisions: list[Decision] = []
         self.is_on = True
+        self._is_first_window = False  # since a change
         self._controller = Controller(least, most, num, most_threads=most_threads)
         self._begin(now, 0)
 
@@ -57,11 +58,16 @@ class Tuning:
         seconds, num_received = ended - self._began, lanes.num_received - self._num_before
         if not is_window(seconds, num_received):
             return None
+        if self._is_first_window:  # after a change, workers read ahead less than they may
+            self._is_first_window = False
+            self._begin(ended, lanes.num_received)
+            return None
         busy = self._busy / self._num_looks if self._num_looks else 1.0
         decision = self._controller.decide(
             Measured(ended, num_received / seconds, self._waited / seconds, busy)
         )
         self._begin(ended, lanes.num_received)
         if decision is not None:
+            self._is_first_window = True
             self.decisions = kept(self.decisions, decision)
         return decision

@@ -158,7 +158,7 @@ class LocalLanes:
         targets = self._targets()
         if targets is None:
             return
-        is_settled = True
+        is_settled = not any([group.is_starting for group in self._groups[:wanted]])
         for group in self._owners:
             moving = [number for number in group.lanes if targets.get(number, group) is not group]
             is_settled = is_settled and not moving and group.is_calm

@@ -101,6 +101,12 @@ class NamedWorker:
         """True if the worker runs."""
         return bool(self._pool.workers[self._index].is_up)
 
+    @property
+    def is_starting(self) -> bool:
+        """True if the worker does not run yet, and may do so."""
+        worker = self._pool.workers[self._index]
+        return not worker.is_up and worker.is_alive()
+
     def has_sent(self) -> bool:
         """Return true if the worker has sent something."""
         return bool(self._pool.workers[self._index].transport.has_sent())

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 
@@ -119,6 +120,24 @@ def test_no_kill_and_no_resize_is_observable(tmp_path):
             assert "terminated unexpectedly" in str(death)
             it.set_state(it.get_state())
     assert found == expected
+
+
+@pytest.mark.parametrize("executor", ["processes", "threads"])
+def test_workers_that_start_later_get_lanes(executor):
+    """New workers are not up when the lanes are looked at first."""
+
+    def worker(_):
+        time.sleep(0.001)
+        return os.getpid(), threading.get_ident()
+
+    ds = MapDataset.range(10**6).map(worker).to_iter_dataset(ReadOptions(0))
+    with iter(by_workers(ds, executor, num_workers=1)) as it:
+        for _ in range(20):
+            next(it)
+        it.resize(3)
+        deadline = time.monotonic() + 60
+        while len({next(it) for _ in range(3 * NUM_LANES)}) < 3:
+            assert time.monotonic() < deadline
 
 
 def test_a_state_that_is_set_while_lanes_move(tmp_path):
