@@ -117,6 +117,7 @@ class ComponentContext(IteratorContext):
 
     def __init__(self, outer: IteratorContext, options: DatasetOptions | None = None) -> None:
         self.outer = outer
+        # a default of the class elsewhere, which saves each context an attribute
         self.logged = {} if outer.logged is None else outer.logged  # type: ignore[misc]
         self.joined = outer.joined
         self._own = options or DatasetOptions()
