@@ -135,7 +135,7 @@ class DatasetNode(Node):
     _gm_makes_batches = False  # whether an element has a row for each of those that it is made of
     _gm_takes_apart = False  # an element of its parent may become several
     # whether a user's function may drop elements, which is not known without calling it
-    _gm_may_leave_out = False
+    _gm_may_drop = False
     # which faults of the upstream stages are skipped (see ``gristmill.dataset.faults``)
     _gm_tolerance: Any = None
 
@@ -418,9 +418,9 @@ def dropping_steps(ds: DatasetNode) -> list[Any]:
     return [node for node in ancestors(ds) if node._gm_drops]
 
 
-def may_leave_out(ds: DatasetNode) -> bool:
+def may_drop(ds: DatasetNode) -> bool:
     """Returns true if code of users in ``ds`` or upstream may drop elements by ``None``."""
-    return any([node._gm_may_leave_out or not is_of_library(node) for node in ancestors(ds)])
+    return any([node._gm_may_drop or not is_of_library(node) for node in ancestors(ds)])
 
 
 def is_of_library(stage: DatasetNode) -> bool:

@@ -142,14 +142,14 @@ class Cache(Replaying):
             self._read_block(memory, stop - len(memory.elements))
         run: Iterator[Any] | None = None
         while len(memory.elements) <= next_num and not memory.is_all:
-            num, left_out = len(memory.elements), memory.last.skipped
+            num, dropped = len(memory.elements), memory.last.skipped
             try:
                 if run is None:
                     inner.wanted = next_num + 1 - num
                     run = self.parent.run(inner)
                 x = next(run, _END)
             except Exception:
-                if skipped[len(left_out) :][:1] != (num,):
+                if skipped[len(dropped) :][:1] != (num,):
                     cell.past_failed = partial(self._pass, cell, memory, pos)
                     raise
                 inner.pass_failed()
@@ -158,11 +158,11 @@ class Cache(Replaying):
                 if x is _END:
                     memory.is_all, memory.end = True, inner.settle()
                     return
-                if skipped[len(left_out) :][:1] != (num,):
+                if skipped[len(dropped) :][:1] != (num,):
                     memory.elements.append(x)
-                    memory.marks.append(self._mark(left_out))
+                    memory.marks.append(self._mark(dropped))
                     continue
-            memory.gap = num, self._mark((*left_out, num))
+            memory.gap = num, self._mark((*dropped, num))
 
     def _read_block(self, memory: _Memory, num: int) -> None:
         """Read up to ``num`` elements, or none if one of them fails."""

@@ -436,7 +436,7 @@ def check_parts(stream: GlobalBatch, parts: list[Part], at: Position) -> None:
             raise kind(
                 f"lane {lane} of {stream} ends after {at.rows + max(0, num)} elements, where its"
                 f" length, or what hosts have agreed on, says {at.rows + expected}:"
-                f" {_leaving_out(ds)} gives None for some elements, or ends before its length"
+                f" {_dropping(ds)} gives None for some elements, or ends before its length"
                 f" says{', or the state is of other data' if stream.is_restored else ''}. Leave"
                 " elements out with filter, which lengths know of"
             )
@@ -447,7 +447,7 @@ def _num_rows(parts: list[Part]) -> list[int]:
     return [num for _, counts in parts for num in counts]
 
 
-def _leaving_out(ds: GlobalBatchIterDataset[Any]) -> str:
+def _dropping(ds: GlobalBatchIterDataset[Any]) -> str:
     """Return the names of stages that may drop elements although lengths count them."""
     functions = (MapMapDataset, RandomMapMapDataset, MapWithIndexMapDataset)
     found = [node for node in ancestors(ds) if isinstance(node, functions)] or [

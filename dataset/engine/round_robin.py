@@ -108,6 +108,7 @@ class RoundRobin(Stream):
     def key(self, key: str) -> None:
         self.known.use_key(key)
 
+    # A property in place of the class's constant: it follows from the pipeline of the shards.
     @property
     def counts_faults(self) -> bool:  # type: ignore[override]
         return self.known.counts_faults

@@ -184,7 +184,7 @@ class Drawing:
             if length:
                 then = None if self._asked is None else self._asked.then
                 aims = self._aims(*self._without_ended(then or self._own))
-        is_left_out = self._asked is not None and self._asked.leaves_out()
+        is_left_out = self._asked is not None and self._asked.drops()
         self.index += 1
         self._enter(i, part, length, DRAWN, aims)
         return is_left_out

@@ -71,7 +71,7 @@ class Recorded:
             yield i
             has_asked = False
 
-    def leaves_out(self) -> bool:
+    def drops(self) -> bool:
         """Return true if the element that the last draw gave was delivered before."""
         known = self._known
         if known is not None and known.kind not in (ELEMENT, DELIVERED):

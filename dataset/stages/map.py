@@ -41,7 +41,7 @@ class MapMapDataset(BlockMapDataset[T]):
 
     _element_spec = transformed_spec
     _gm_keeps_indices = True
-    _gm_may_leave_out = True
+    _gm_may_drop = True
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)

@@ -17,7 +17,7 @@ from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_nu
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import (
     dropping_steps,
-    may_leave_out,
+    may_drop,
     spec_of,
     spec_of_first_parent,
     tolerances,
@@ -149,7 +149,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
         self._deciding = (
             part if tolerances(part) or (not with_nones and dropping_steps(part)) else None
         )
-        if not with_nones and may_leave_out(parent):
+        if not with_nones and may_drop(parent):
             if tracing.is_exact:
                 self._deciding = parent
             else:
@@ -188,6 +188,6 @@ def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
     """Returns the part of ``ds`` that decides at which indices there are elements, if the functions
     downstream drop none.
     """
-    while ds._gm_may_leave_out and ds._gm_parents:
+    while ds._gm_may_drop and ds._gm_parents:
         ds = ds._gm_parents[0]
     return ds

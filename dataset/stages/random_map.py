@@ -39,7 +39,7 @@ class RandomMapMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _gm_may_leave_out = True
+    _gm_may_drop = True
     _gm_keeps_indices = True
     _gm_gets_index = True
     _gm_parameters: RandomMapParameters

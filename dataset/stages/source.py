@@ -17,7 +17,7 @@ from gristmill.dataset.bases.node import (
     DatasetNode,
     dropping_steps,
     is_of_library,
-    may_leave_out,
+    may_drop,
     spec_of,
 )
 from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
@@ -65,10 +65,10 @@ class SourceMapDataset(BlockMapDataset[T]):
         return f"SourceMapDataset(source={self._source_text})"
 
     @cached
-    def _gm_may_leave_out(self) -> bool:
+    def _gm_may_drop(self) -> bool:
         """True if records may be ``None``, which cannot be known without reading them."""
         if isinstance(self._gm_source, DatasetNode):
-            return may_leave_out(self._gm_source)
+            return may_drop(self._gm_source)
         return not (
             is_of_library(self._gm_source)
             or isinstance(self._gm_source, range | np.ndarray | str | bytes)

@@ -11,7 +11,7 @@ Guarantees:
    turn, and can be skipped.
 2. Workers have runs of consecutive indices in turn: single ones, or as many as a batch of the
    divided part has.
-3. A worker gives one output for every run. In place of a filtered element it gives a ``LeftOut``,
+3. A worker gives one output for every run. In place of a filtered element it gives a ``Dropped``,
    which the consumer drops. So the position follows from the number of outputs that were taken, and
    with it all counts in the state.
 """
@@ -66,7 +66,7 @@ T = TypeVar("T")
 _END: Any = object()
 
 
-class LeftOut(Value):
+class Dropped(Value):
     """Stands for an element that stage ``by``, of those that drop elements, has dropped."""
 
     by: int
@@ -132,19 +132,17 @@ def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
             " MapDataset skips: call tolerate after to_iter_dataset(), or use"
             " order='workers', with num_lanes"
         )
-    part, leaves_out, in_batches = (
+    part, drops, in_batches = (
         root,
         not parameters_of(root).allow_nones and bool(dropping_steps(root._gm_parents[0])),
         False,
     )
     for step in steps:
         needs = needs_of(step)
-        if needs is None or (
-            needs in ("numbered elements", "batches") and (leaves_out or in_batches)
-        ):
+        if needs is None or (needs in ("numbered elements", "batches") and (drops or in_batches)):
             break
         part = step
-        leaves_out |= needs_of(step) == "choice"
+        drops |= needs_of(step) == "choice"
         in_batches |= needs == "batches"
     return part
 
@@ -165,10 +163,10 @@ class DividedPart:
         must_be_whole = "numbered elements" in needs or "batches" in needs
         self._checks_root = must_be_whole and not parameters_of(self._root).allow_nones
         self._marks_root = not must_be_whole and not parameters_of(self._root).allow_nones
-        # From the first of these stages on there may be a ``LeftOut`` in place of an element.
+        # From the first of these stages on there may be a ``Dropped`` in place of an element.
         drops = [self._marks_root, *[need == "choice" for need in needs]]
-        self.leaves_out = any(drops)
-        self._first_marked = max(0, drops.index(True) - 1) if self.leaves_out else len(self._steps)
+        self.drops = any(drops)
+        self._first_marked = max(0, drops.index(True) - 1) if self.drops else len(self._steps)
 
     def by_workers(self, origin: int) -> IterDataset[Any]:
         """Return a dataset that workers can share out, with one output for every run from index
@@ -182,7 +180,7 @@ class DividedPart:
             ds = MapIterDataset(ds, must_be_there, with_nones=True)
         for step in self._steps[: self._first_marked]:
             ds = replaced_in(step, step._gm_parents[0], ds)
-        return MarkingIterDataset(ds, self._marking_steps()) if self.leaves_out else ds
+        return MarkingIterDataset(ds, self._marking_steps()) if self.drops else ds
 
     def _marking_steps(self) -> list[_Step]:
         steps = [_Step(_is_there, True, str(iterate(self._root)))] if self._marks_root else []
@@ -194,7 +192,7 @@ class DividedPart:
 
     def guards(self, whole: Stream) -> list[tuple[Stream, FilterGuard]]:
         """Return the filters of a stream of the divided part with their guards, in the order of
-        ``LeftOut.by``.
+        ``Dropped.by``.
         """
         chain = [whole]
         while chain[0].parents:
@@ -202,7 +200,7 @@ class DividedPart:
         found: list[tuple[Stream, FilterGuard]] = [
             (stream, stream.guard) for stream in chain if isinstance(stream, Read | Keep)
         ]
-        return (found if self._marks_root else found[1:]) if self.leaves_out else []
+        return (found if self._marks_root else found[1:]) if self.drops else []
 
 
 def must_be_there(x: object) -> Any:
@@ -224,7 +222,7 @@ class _Step(Value):
     """A stage that processes every element alone."""
 
     function: Callable[[Any], Any]
-    leaves_out: bool
+    drops: bool
     name: str
 
     def __str__(self) -> str:
@@ -238,7 +236,7 @@ class MarkingParameters(Parameters):
 
 
 class MarkingIterDataset(IterDataset[Any]):
-    """Applies ``steps`` to every element of the parent in a worker; yields a ``LeftOut`` where one
+    """Applies ``steps`` to every element of the parent in a worker; yields a ``Dropped`` where one
     of them drops it.
 
     State: the parent's. Cost: that of ``steps``.
@@ -260,14 +258,14 @@ class MarkingIterDataset(IterDataset[Any]):
 
 
 def _marked(steps: Sequence[_Step], x: object) -> Any:
-    num_leaving_out = 0
+    num_dropping = 0
     for step in steps:
-        if not step.leaves_out:
+        if not step.drops:
             x = step.function(x)
         elif step.function(x):
-            num_leaving_out += 1
+            num_dropping += 1
         else:
-            return LeftOut(num_leaving_out)
+            return Dropped(num_dropping)
     return x
 
 
@@ -278,23 +276,21 @@ class Marking(Stream):
 
     def __init__(self, stage: MarkingIterDataset, parent: Stream) -> None:
         super().__init__(stage, parent)
-        self._steps: list[tuple[_Step, Callable[[Any], Any], LeftOut | None]] = []
-        num_leaving_out = 0
+        self._steps: list[tuple[_Step, Callable[[Any], Any], Dropped | None]] = []
+        num_dropping = 0
         for step in stage._gm_parameters.steps:
-            self._steps.append(
-                (step, step.function, LeftOut(num_leaving_out) if step.leaves_out else None)
-            )
-            num_leaving_out += step.leaves_out
+            self._steps.append((step, step.function, Dropped(num_dropping) if step.drops else None))
+            num_dropping += step.drops
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         steps = self._steps
         for x in self.parent.run(cell):
-            for step, function, left_out in steps:
+            for step, function, dropped in steps:
                 try:
-                    if left_out is None:
+                    if dropped is None:
                         x = function(x)
                     elif not function(x):
-                        x = left_out
+                        x = dropped
                         break
                 except Exception as error:
                     self._fail_at(error, step, cell)
@@ -453,7 +449,7 @@ class StreamOrder(Stream):
                 self._at = cell.pos = index
                 if self._guards:
                     self._check_budgets(x, cell)
-                if type(x) is not LeftOut:
+                if type(x) is not Dropped:
                     yield (x, x := None)[0]
         except GeneratorExit:
             raise
@@ -482,7 +478,7 @@ class StreamOrder(Stream):
 
     def _check_budgets(self, x: Any, cell: Cell) -> None:
         """Report an output to the guards of the stages that drop elements."""
-        by = x.by if type(x) is LeftOut else len(self._guards)
+        by = x.by if type(x) is Dropped else len(self._guards)
         for number, (stream, guard, decisions) in enumerate(self._guards[: by + 1]):
             decisions.append(number != by)
             if len(decisions) >= WINDOW:

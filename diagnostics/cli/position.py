@@ -48,7 +48,7 @@ def _lines(state: Any, stage: Any, share: tuple[int, int] | None) -> Iterator[st
             if key in state:
                 yield from words(state, _owner(stage, owners), share)
                 if key in ("next_index", "global_next_index"):
-                    yield from _passed_over(state.get("faults"))
+                    yield from _skipped(state.get("faults"))
                 return
     yield "nothing: not begun, or at its end" if state is None else own_form(state)
 
@@ -257,7 +257,7 @@ def _buckets(state: Any, stage: Description) -> str:
     )
 
 
-def _passed_over(faults: Any) -> Iterator[str]:
+def _skipped(faults: Any) -> Iterator[str]:
     """Yields the elements that error budgets of map datasets have skipped, one line for each
     stage.
     """

@@ -52,7 +52,7 @@ from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.parquet import ParquetIterDataset
 from gristmill.dataset.stages.stream_interleave import MemberIterDataset
-from gristmill.dataset.stages.stream_order import DividedPart, LeftOut, in_stream_order
+from gristmill.dataset.stages.stream_order import DividedPart, Dropped, in_stream_order
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.loader.records import DataIterDataset, LegacyOperationIterDataset
 
@@ -334,7 +334,7 @@ _ROWS: list[tuple[Any, ...]] = [
     (
         "stream_order_outputs",
         lambda: DividedPart(filtered(n=5)).by_workers(0),
-        [LeftOut(1), 1, 2, LeftOut(1), 4],
+        [Dropped(1), 1, 2, Dropped(1), 4],
     ),
     (
         "stream_interleave",

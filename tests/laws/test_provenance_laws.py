@@ -90,7 +90,7 @@ def check_records(entry, outputs_of, told, monkeypatch):
             elif (
                 entry.name not in LOSSY.split()
                 and "NoneType" not in (text := str(x))
-                and "LeftOut" not in text
+                and "Dropped" not in text
             ):
                 assert all(
                     [
@@ -131,7 +131,7 @@ def test_outputs_of_streams(entry, monkeypatch, tmp_path):
     if told:
         assert_raises(ValueError, "no output after", explain, ds, state=states[-1])
     functions = [
-        node for node in ancestors(ds) if isinstance(node, MapDataset) and node._gm_may_leave_out
+        node for node in ancestors(ds) if isinstance(node, MapDataset) and node._gm_may_drop
     ]
     is_arithmetic = not functions  # else steps count indices
     for k, one in enumerate(told):

@@ -90,11 +90,11 @@ def test_a_stage_has_its_parameters_and_its_length(entry):
             assert all(records.keys and not records.source.parents for records in origins)
         return
     # by ``None``, which counts in lengths
-    leaves_out = any(isinstance(node, MapMapDataset) for node in ancestors(ds))
+    drops = any(isinstance(node, MapMapDataset) for node in ancestors(ds))
     length = num_elements(ds)
     if isinstance(length, Exact):
         assert len(ds) == length.num == len(entry.expected) or (
-            leaves_out and len(ds) == length.num > len(entry.expected)
+            drops and len(ds) == length.num > len(entry.expected)
         )
         return
     assert isinstance(length, AtMost | Infinite | Unknown)
