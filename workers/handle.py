@@ -168,6 +168,7 @@ class WorkerHandle(Generic[T_co]):
         self.index = index
         self.transport = transport
         self.generation = 0
+        self.waited_seconds = 0.0  # for its messages
         # the next start, than the ones before were: the task is loaded again
         self.is_for_another = False
         self.last_report = b""  # the worker's last report, if it is observed
@@ -261,7 +262,11 @@ class WorkerHandle(Generic[T_co]):
                 return header.kind, header.lane, content
 
     def _wait(self, check: Callable[[], None]) -> None:
-        self.transport.wait(check)
+        began = time.monotonic()
+        try:
+            self.transport.wait(check)
+        finally:
+            self.waited_seconds += time.monotonic() - began
 
     def _check(self, patience: float | None, began: float) -> None:
         now = time.monotonic()

@@ -46,6 +46,7 @@ from gristmill.dataset.ahead.tuning import ThreadTuning
 _NUM_CPUS = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 )
+NUM_WAITS = 2  # elements in a row that waited: there is something to wait for
 # no thread waits longer without looking again: it may miss the signal of a ``close``
 _ANEW_SECONDS = 1.0
 _MIN_THREADS = 16
@@ -136,8 +137,7 @@ class Budget:
     ) -> None:
         self.lock = Lock()
         self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
-        self.waited_seconds = 0.0  # by consumers
-        self.cpu_seconds = 0.0  # of threads that read
+        self.waited_seconds = self.cpu_seconds = 0.0  # by consumers; of threads that read
         self.num_drawn = 0  # elements
         self.tuning: ThreadTuning | None = None  # finds the number of threads that read
         self._process_id = os.getpid()
@@ -216,10 +216,11 @@ class Budget:
                 self._readers[reader.holding] = reader
                 self.allow(reader.most_threads)
                 if reader.is_auto and self.tuning is None:
-                    most = min(reader.most_threads, self.max_threads)
-                    self.tuning = ThreadTuning(most, self)
+                    self.tuning = ThreadTuning(min(reader.most_threads, self.max_threads), self)
                 self.draws.add(reader)
                 self.offer(reader)
+            if self.num_waits >= NUM_WAITS:  # all threads may wait for storage
+                self.start(self.max_threads)
         except BaseException:
             self.dismiss(reader.holding)  # after an interrupt, nothing else would do it
             raise

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gristmill.core.locks import Signal
 from gristmill.core.pacing import QUICK_SECONDS, BlockSize
-from gristmill.dataset.ahead.budget import Budget, ReadingClient
+from gristmill.dataset.ahead.budget import NUM_WAITS, Budget, ReadingClient
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
@@ -49,7 +49,6 @@ from gristmill.workers.turns import waiting
 _PATIENCE_SECONDS = 0.005
 _LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one block
 _LATE_SECONDS = 0.01  # see guarantee 8
-_NUM_WAITS = 2  # elements in a row that waited: there is something to wait for
 
 Items: TypeAlias = Callable[[range], Iterator[Any]]
 _of_pair = operator.itemgetter(1)
@@ -308,7 +307,7 @@ class ReadAhead(ReadingClient):
             )
             budget.num_waits = budget.num_waits + 1 if size == 1 and waited else 0
             budget.cpu_seconds += cpu_seconds
-            more = budget.num_waits == _NUM_WAITS
+            more = budget.num_waits == NUM_WAITS
         if more:
             if budget.tuning is not None:
                 budget.tuning.jump(seconds)

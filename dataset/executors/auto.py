@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from gristmill.core.cgroup import available_memory, usable_cpus
@@ -34,6 +34,9 @@ _BUSY = 0.5  # below this share of looks at which a worker had nothing ready, th
 _SEARCH_SECONDS = 20.0
 _LEAST_MEASUREMENTS = 8  # of a search
 _LATE_SECONDS = 30.0  # between two changes of a search that takes longer
+_FULL = 0.9  # load from which there is no CPU for more workers
+_MUCH_SENT = 1 << 29  # bytes per second, which take an eighth of a CPU or more
+_CLEARLY_SLOWER = 0.75  # than the best setting: a short measurement shows it
 _CHANGED = 0.3  # a load that differs by more has changed
 _NUM_CHANGED = 3  # measurements in a row that must say so
 _WORKER_BYTES = 1 << 28  # memory that a worker is taken to need
@@ -47,6 +50,7 @@ _LOCAL_SIZES = (
 
 
 Kind: TypeAlias = Literal["processes", "threads"]
+_OTHER: Mapping[Kind, Kind] = {"processes": "threads", "threads": "processes"}
 
 
 class Measured(NamedTuple):
@@ -57,7 +61,10 @@ class Measured(NamedTuple):
         rate: elements per second that the consumer took.
         waited: the share of its time for which the consumer waited for workers.
         busy: the share of looks at workers at which they had nothing ready.
-        cpus: how many CPUs the workers used, on average; 0 if that is not known.
+        cpus: how many CPUs the threads used, on average; 0 if that is not known.
+        sent: bytes per second that workers have sent.
+        load: the share of all usable CPUs that this process and its workers used; 0 if that is not
+            known.
     """
 
     now: float
@@ -65,6 +72,8 @@ class Measured(NamedTuple):
     waited: float
     busy: float
     cpus: float = 0.0
+    sent: float = 0.0
+    load: float = 0.0
 
 
 class Decision(NamedTuple):
@@ -91,8 +100,20 @@ class Decision(NamedTuple):
         return f"{self.before} {self.unit} → {self.after} {self.kind}: {self.reason}"
 
 
+class _Setting(NamedTuple):
+    """A setting that was measured."""
+
+    num: int
+    kind: Kind
+    measured: Measured
+
+
 class Controller:
     """Finds the number of workers.
+
+    A search keeps the best setting that was measured, and attempts others one by one. An attempt
+    that is better is the best one from then on; else the next one begins at once, or the best
+    one returns if there is none.
 
     Args:
         least: the smallest number, 0 or 1.
@@ -109,6 +130,7 @@ class Controller:
     _search_until: float  # then it ends, if there were enough measurements
     _num_measured: int  # in the search
     _not_before: float  # is the next change
+    _best: _Setting | None  # of the search
 
     def __init__(
         self,
@@ -123,101 +145,133 @@ class Controller:
         self._least, self._most = least, most
         self._other_most = most_threads
         self._begin_search(math.inf)
-        # of an attempt: the number, and what was measured
-        self._before: tuple[int, Measured] | None = None
         self._kind: Kind = "processes"
-        self._is_other = False  # the attempt is one of the other kind
-        self._settled: Measured | None = None  # with this number, there is nothing to gain
+        self._is_settled = False  # there is nothing to gain
+        self._settled: Measured | None = None  # the first measurement since, or a better one
         self._num_changed = 0
+
+    def begin(self, without: Measured) -> None:
+        """Take note of what was measured without workers, while the first ones started: where they
+        are not quicker, none are used.
+        """
+        if self.num and not self._num_measured:
+            self._best = _Setting(0, self._kind, without)
+
+    def is_clear(self, rate: float) -> bool:
+        """Return true if an attempt is so much slower than the best setting that a short
+        measurement is enough.
+        """
+        return self._best is not None and rate < _CLEARLY_SLOWER * self._best.measured.rate
 
     def decide(self, measured: Measured) -> Decision | None:
         """Return the change to make after a measurement of the current number, if any."""
         if not self._num_measured:  # before that, the program may have done other things
             self._search_until = measured.now + _SEARCH_SECONDS
-        if self._settled is not None:
-            self._look_for_change(self._settled, measured)
         self._num_measured += 1
-        if self._settled is not None or measured.now < self._not_before:
+        if self._is_settled:
+            self._look_for_change(measured)
+        if self._is_settled or measured.now < self._not_before:
             return None
-        if self._before is not None:
-            return self._keep_or_undo(*self._before, measured)
-        return self._attempt(measured)
+        best = self._best
+        if best is None or self._is_better(measured, best):
+            self._best = _Setting(self.num, self._kind, measured)
+            return self._attempt(self._best, measured.now)
+        return self._attempt(best, measured.now, self._fail(measured, best))
 
-    def _attempt(self, measured: Measured) -> Decision | None:
-        """Try another number, if there may be something to gain."""
-        after = self._next(measured)
-        shares = (
+    def _is_better(self, measured: Measured, best: _Setting) -> bool:
+        """Return true if an attempt is to be kept."""
+        gain = _gain(measured, best)
+        if self._kind != best.kind:
+            if gain >= _GAIN:
+                self._is_enough = self._is_least = False  # of the other kind
+        elif self.num < best.num and gain > -_GAIN:
+            self._is_enough = True
+            return True
+        return gain >= _GAIN
+
+    def _fail(self, measured: Measured, best: _Setting) -> str:
+        """Take note of an attempt that is not kept; return why."""
+        unit = self._unit
+        if self._kind != best.kind:
+            unit = self._kind
+        elif self.num > best.num:
+            self._is_enough = True
+        else:
+            self._is_least = True
+        gain = _gain(measured, best)
+        return f"{self.num} {unit} changed the speed by {gain:+.0%}, which is not worth it"
+
+    def _attempt(self, best: _Setting, now: float, failed: str = "") -> Decision | None:
+        """Try another setting, if there may be something to gain; else return to the best one.
+
+        Args:
+            best: the best setting.
+            now: the time.
+            failed: why the last attempt is not kept; empty if it is the best setting.
+        """
+        measured = best.measured
+        reason = failed or (
             f"the consumer waited {measured.waited:.0%}, {self._unit} were busy {measured.busy:.0%}"
         )
-        if after != self.num:
-            self._before = self.num, measured
-            return self._change(measured.now, after, shares)
-        is_searching = self.num > 0 and not self._is_over(measured.now)
-        if self._has_other and measured.waited >= _WAITS and is_searching:
-            self._has_other, self._is_other, self._before = False, True, (self.num, measured)
+        if not best.num and failed:  # it was not measured as it will be
+            self._best = None
+            return self._change(now, best.num, best.kind, reason)
+        after = self._next(best, now)
+        if after != best.num:
+            return self._change(now, after, best.kind, reason)
+        if self._may_try_other(measured) and not self._is_over(now):
+            self._has_other = False
             # Where there may be no more processes, there may be more threads.
-            after = self.num if self.num < self._most else 2 * self.num
-            return self._change_kind(measured.now, min(after, self._other_most), shares)
-        self._settled = measured
-        return None
+            after = best.num if 0 < best.num < self._most else max(2, 2 * best.num)
+            return self._change(now, min(after, self._other_most), _OTHER[best.kind], reason)
+        self._is_settled, self._settled, self._best = True, None, None
+        return self._change(now, best.num, best.kind, reason) if failed else None
 
-    def _next(self, measured: Measured) -> int:
-        """Return the next number to try, or the current one."""
-        if self._is_over(measured.now):
-            return self.num
-        if measured.waited >= _WAITS and not self._is_enough and self.num < self._most:
-            return min(max(2, 2 * self.num), self._most)
+    def _may_try_other(self, measured: Measured) -> bool:
+        """Return true if the other kind of workers may be better."""
+        waits = measured.waited >= _WAITS and measured.load < _FULL
+        return self._has_other and (waits or measured.sent >= _MUCH_SENT)
+
+    def _next(self, best: _Setting, now: float) -> int:
+        """Return the next number to try, or that of the best setting."""
+        num, measured = best.num, best.measured
+        if self._is_over(now):
+            return num
+        most = self._most_of(best.kind)
+        is_full = self._is_enough or measured.load >= _FULL
+        if measured.waited >= _WAITS and not is_full and num < most:
+            return min(max(2, 2 * num), most)
         if self._is_least:
-            return self.num
+            return num
         if measured.waited >= _WAITS:
+            if best.kind == "threads" and not self._least:
+                return 0  # it costs less to compute here than to send, so even less without threads
             if measured.cpus < _COMPUTES:
-                return self.num
-            after = min(self.num // 2, math.ceil(measured.cpus))  # may do as much
+                return num
+            after = min(num // 2, math.ceil(measured.cpus))  # may do as much
         else:
-            after = self.num // 2 if measured.busy < _BUSY else self.num
-        return max(after, min(self._least, self.num))
+            after = num // 2 if measured.busy < _BUSY else num
+        return max(after, min(self._least, num))
 
     def jump(self, now: float, reason: str) -> Decision | None:
         """Return the change to the largest number, unless more have already been tried."""
         if self._is_enough or self.num == self._most or self._is_over(now):
             return None
-        self._before, self._settled, self._is_enough = None, None, True
-        return self._change(now, self._most, reason)
+        self._best, self._is_settled, self._is_enough = None, False, True
+        return self._change(now, self._most, self._kind, reason)
 
-    def _keep_or_undo(self, num: int, before: Measured, measured: Measured) -> Decision | None:
-        """Keep the last attempt, or take it back."""
-        self._before = None
-        is_other, self._is_other = self._is_other, False
-        gain = measured.rate / before.rate - 1 if before.rate else 1.0
-        if gain >= _GAIN or (not is_other and self.num < num and gain > -_GAIN):
-            if is_other:
-                self._is_enough = self._is_least = False
-            return self._attempt(measured)
-        unit = self._kind if is_other else self._unit
-        reason = f"{self.num} {unit} changed the speed by {gain:+.0%}, which is not worth it"
-        if is_other:
-            return self._change_kind(measured.now, num, reason)
-        if self.num > num:
-            self._is_enough = True
-        else:
-            self._is_least = True
-        return self._change(measured.now, num, reason)
+    def _most_of(self, kind: Kind) -> int:
+        return self._most if kind == self._kind else self._other_most
 
-    def _change(self, now: float, after: int, reason: str) -> Decision:
-        self._note_change(now)
-        before, self.num = self.num, after
-        return Decision(now, before, after, reason, self._unit)
-
-    def _change_kind(self, now: float, after: int, reason: str) -> Decision:
-        self._note_change(now)
-        before, self.num = self.num, after
-        self._most, self._other_most = self._other_most, self._most
-        unit, self._kind = self._kind, "processes" if self._kind == "threads" else "threads"
-        return Decision(now, before, after, reason, unit, self._kind)
-
-    def _note_change(self, now: float) -> None:
+    def _change(self, now: float, after: int, kind: Kind, reason: str) -> Decision:
         if now >= self._search_until:
             self._not_before = now + _LATE_SECONDS
+        before, self.num = self.num, after
+        if kind == self._kind:
+            return Decision(now, before, after, reason, self._unit)
+        self._most, self._other_most = self._other_most, self._most
+        unit, self._kind = self._kind, kind
+        return Decision(now, before, after, reason, unit, kind)
 
     def _is_over(self, now: float) -> bool:
         """Return true if nothing more is to be tried."""
@@ -225,20 +279,31 @@ class Controller:
 
     def _begin_search(self, now: float) -> None:
         self._search_until = now + _SEARCH_SECONDS
-        self._num_measured, self._not_before = 0, -math.inf
+        self._num_measured, self._not_before, self._best = 0, -math.inf, None
         self._is_enough = self._is_least = False
         self._has_other = self._other_most > 0
 
-    def _look_for_change(self, settled: Measured, measured: Measured) -> None:
+    def _look_for_change(self, measured: Measured) -> None:
         """Search again if the load is another one."""
+        settled = self._settled
+        if settled is None or (
+            measured.rate >= settled.rate and _WAITS <= measured.waited <= settled.waited
+        ):
+            self._settled, self._num_changed = measured, 0
+            return
         differs = (
             abs(measured.rate - settled.rate) > _CHANGED * settled.rate
             or abs(measured.waited - settled.waited) > _CHANGED
         )
         self._num_changed = self._num_changed + 1 if differs else 0
         if self._num_changed >= _NUM_CHANGED:
-            self._num_changed, self._settled = 0, None
+            self._num_changed, self._is_settled = 0, False
             self._begin_search(measured.now)
+
+
+def _gain(measured: Measured, best: _Setting) -> float:
+    rate = best.measured.rate
+    return measured.rate / rate - 1 if rate else 1.0
 
 
 def is_window(seconds: float, num: int) -> bool:

@@ -7,9 +7,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from gristmill.core.cgroup import usable_cpus
+from gristmill.dataset.ahead.sizes import mean_bytes
 from gristmill.dataset.executors.auto import Controller, Decision, Measured, is_window, kept
 
 _LOOK_SECONDS = 0.01  # between two looks at the workers
+_SHORT_SECONDS = 0.5  # of a measurement whose result is clear, and of one without workers
+_SETTLE_SECONDS = 1.0  # after a change, at most, until lanes deliver as they will
 
 
 class Tuning:
@@ -22,52 +26,79 @@ class Tuning:
     """
 
     def __init__(self, least: int, most: int, num: int, most_threads: int = 0) -> None:
-        now = time.monotonic()
         self.decisions: list[Decision] = []
         self.is_on = True
-        self._is_first_window = False  # since a change
         self._controller = Controller(least, most, num, most_threads=most_threads)
-        self._begin(now, 0)
-
-    def _begin(self, now: float, num_received: int) -> None:
-        self._began, self._num_before = now, num_received
-        self._waited = self._busy = 0.0
-        self._num_looks = 0
-        self._look_at = now
+        self.begin_anew()
 
     def begin_anew(self) -> None:
         """Measure from now on, after another start."""
-        self._begin(time.monotonic(), 0)
+        self._is_settling = True  # a change has just been made
+        self._has_begun = False  # the first output was delivered
+        self._begin(time.monotonic())
+
+    def _begin(self, now: float, lanes: Any = None) -> None:
+        self._began = self._look_at = now
+        self._num_before = 0 if lanes is None else lanes.num_delivered
+        self._cpu_before = None if lanes is None else lanes.cpu_seconds()
+        self._waited_before = 0.0 if lanes is None else lanes.waited_seconds
+        self._busy, self._num_looks = 0.0, 0
 
     def receive(self, lanes: Any, number: int, num: int) -> Decision | None:
         """Wait until a lane has something; return the change to make now, if there is one."""
         lane = lanes.lanes[number]
-        began = time.monotonic()
-        if began >= self._look_at:
-            self._look_at = began + _LOOK_SECONDS
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
             self._busy += lanes.busy()
             self._num_looks += 1
-        is_there = lanes.has_sent(lane)
         lane.receive(num)
-        ended = time.monotonic()
-        if not is_there:
-            self._waited += ended - began
         if not lanes.is_settled:  # what is measured while lanes move says nothing
-            self._begin(ended, lanes.num_received)
+            self._measure_without(lanes, time.monotonic())
             return None
-        seconds, num_received = ended - self._began, lanes.num_received - self._num_before
-        if not is_window(seconds, num_received):
-            return None
-        if self._is_first_window:  # after a change, workers read ahead less than they may
-            self._is_first_window = False
-            self._begin(ended, lanes.num_received)
-            return None
-        busy = self._busy / self._num_looks if self._num_looks else 1.0
-        decision = self._controller.decide(
-            Measured(ended, num_received / seconds, self._waited / seconds, busy)
-        )
-        self._begin(ended, lanes.num_received)
+        self._has_begun = True
+        decision = self._look(lanes, lane, time.monotonic())
         if decision is not None:
-            self._is_first_window = True
+            self._is_settling = True
             self.decisions = kept(self.decisions, decision)
         return decision
+
+    def _measure_without(self, lanes: Any, now: float) -> None:
+        """Measure the consumer, as long as it computes all lanes while the first workers start."""
+        if not self._has_begun or self.decisions or not lanes.are_here:
+            self._has_begun = True
+            self._begin(now, lanes)
+        elif (seconds := now - self._began) >= _SHORT_SECONDS:
+            rate = (lanes.num_delivered - self._num_before) / seconds
+            self._controller.begin(Measured(now, rate, 1.0, 1.0))
+
+    def _look(self, lanes: Any, lane: Any, now: float) -> Decision | None:
+        """Ask the controller, if this is a measurement."""
+        seconds = now - self._began
+        if seconds < _SHORT_SECONDS:
+            return None
+        num = lanes.num_delivered - self._num_before
+        if self._is_settling:  # after a change, workers read ahead less than they may
+            if seconds >= _SETTLE_SECONDS or num >= 2 * len(lanes.lanes):
+                self._is_settling = False
+                self._begin(now, lanes)
+            return None
+        rate = num / seconds
+        if not (self._controller.is_clear(rate) or is_window(seconds, num)):
+            return None
+        measured = Measured(
+            now,
+            rate,
+            max(0.0, lanes.waited_seconds - self._waited_before) / seconds,
+            self._busy / self._num_looks if self._num_looks else 1.0,
+            sent=rate * mean_bytes([fetched[0] for fetched in [*lane.ready][:1]]),
+            load=self._load(lanes.cpu_seconds(), seconds),
+        )
+        self._begin(now, lanes)
+        return self._controller.decide(measured)
+
+    def _load(self, cpu_seconds: float | None, seconds: float) -> float:
+        before = self._cpu_before
+        if before is None or cpu_seconds is None:
+            return 0.0
+        return max(0.0, cpu_seconds - before) / seconds / usable_cpus()

@@ -4,6 +4,7 @@ nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,7 @@ class LanesHere:
         self.leaving: set[int] = set()
         self.left: list[tuple[WorkerLane, Any]] = []
         self.num_received = 0
+        self.waited_seconds = 0.0  # while elements were computed
         self._states: dict[int, Any] = {}
         self._producer = PipelineProducer(replace(task, budget=budget), 0, 1)
         self._num_lanes = task.num_lanes
@@ -42,10 +44,6 @@ class LanesHere:
     def text(self, lane: WorkerLane) -> str:
         """Return the owner that computes a lane."""
         return f"this process, lane {lane.number}"
-
-    def has_sent(self) -> bool:
-        """Return false: the consumer waits while it computes."""
-        return False
 
     def recount(self, count: int) -> None:
         """Do nothing: the consumer is no worker."""
@@ -124,6 +122,13 @@ class LanesHere:
 
     def fetch(self, lane: WorkerLane) -> None:
         """Compute elements of ``lane``, one if it takes long."""
+        began = time.monotonic()
+        try:
+            self._compute(lane)
+        finally:
+            self.waited_seconds += time.monotonic() - began
+
+    def _compute(self, lane: WorkerLane) -> None:
         number, producer = lane.number, self._producer
         try:
             if not producer.has(number):

@@ -15,9 +15,11 @@ Guarantees:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gristmill.core.cpu_time import cpu_seconds
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.lanes.consumer import LanesHere
 from gristmill.dataset.lanes.processes import LanesOfWorker, WorkerLane, divided
@@ -72,20 +74,33 @@ class LocalLanes:
         return [*self._groups, *self._former, *([] if self._here is None else [self._here])]
 
     @property
-    def num_received(self) -> int:
-        """Returns the number of elements that were received."""
-        return self._num_before + sum([owner.num_received for owner in self._owners])
+    def num_delivered(self) -> int:
+        """Return the number of elements that the consumer has taken."""
+        num_received = self._num_before + sum([owner.num_received for owner in self._owners])
+        return num_received - sum([len(lane.ready) for lane in self.lanes])
 
-    def has_sent(self, lane: WorkerLane) -> bool:
-        """Return true if the owner of a lane has sent something, so that there is no wait for
-        it.
+    @property
+    def are_here(self) -> bool:
+        """True if the consumer computes all lanes."""
+        return self._here is not None and len(self._here.lanes) == len(self.lanes)
+
+    @property
+    def waited_seconds(self) -> float:
+        """Return for how long the consumer has waited for the workers that there are, or has
+        computed itself.
         """
-        return bool(lane.owner.has_sent())
+        here = 0.0 if self._here is None else self._here.waited_seconds
+        return here + sum([worker.waited_seconds for worker in self._pool.workers])
 
     def busy(self) -> float:
         """Return the share of the workers that have sent nothing that was not received."""
         workers = self._pool.workers
         return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
+
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU time so far of this process and the workers; ``None`` if unknown."""
+        workers = self._pool.workers
+        return cpu_seconds({os.getpid(), *[worker.transport.process_id for worker in workers]})
 
     def _add_groups(self, count: int) -> None:
         for index in range(len(self._groups), count):

@@ -153,19 +153,26 @@ class LanesOnRay:
         self.is_settled = False  # the requested actors are there, or have no room
         self._settled_by = time.monotonic() + _ROOM_SECONDS
 
+    are_here = False  # actors compute all lanes
+
     @property
-    def num_received(self) -> int:
-        """Returns the number of elements that were received."""
-        return self._num_before + sum([group.num_received for group in self._groups.values()])
+    def num_delivered(self) -> int:
+        """Return the number of elements that the consumer has taken."""
+        num_received = self._num_before + sum([x.num_received for x in self._groups.values()])
+        return num_received - sum([len(lane.ready) for lane in self.lanes])
+
+    def cpu_seconds(self) -> None:
+        """Return nothing: actors may run on other machines."""
 
     def busy(self) -> float:
         """Return the share of the actors that have sent nothing that was not received."""
         workers = self._pool.workers
         return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
 
-    def has_sent(self, lane: WorkerLane) -> bool:
-        """Return false: it is not known without asking the actor."""
-        return False
+    @property
+    def waited_seconds(self) -> float:
+        """Return for how long the consumer has waited for the actors that there are."""
+        return sum([worker.waited_seconds for worker in self._pool.workers])
 
     def text(self, lane: WorkerLane) -> str:
         """Return which worker computes a lane, and where that is."""

@@ -100,7 +100,7 @@ def test_threads_that_keep_each_other_waiting_are_few():
     ],
 )
 def test_threads_in_place_of_processes(rates, last, num):
-    controller, decisions = Controller(0, 4, 2, most_threads=16), []
+    controller, decisions = Controller(1, 4, 2, most_threads=16), []
     kinds = ["processes"]
     for t in range(1, SECONDS):
         by_process, by_thread, by_all_threads = rates
@@ -113,6 +113,58 @@ def test_threads_in_place_of_processes(rates, last, num):
             kinds.append(decision.kind or kinds[-1])
     assert last in str(decisions[-1])
     assert controller.num == num and decisions[-1].now <= 20
+
+
+def test_no_workers_are_used_where_the_consumer_is_quicker_without():
+    controller = Controller(0, 4, 2, most_threads=16)
+    controller.begin(Measured(1.0, 100.0, 1.0, 1.0))
+    decision = controller.decide(Measured(2.0, 60.0, 0.3, 0.2))
+    assert (
+        str(decision) == "2 → 0 workers: 2 workers changed the speed by -40%, which is not worth it"
+    )
+    assert all(
+        [controller.decide(Measured(3.0 + t, 110.0, 1.0, 1.0, load=1.0)) is None for t in range(9)]
+    )
+    assert controller.decide(Measured(20.0, 50.0, 1.0, 1.0)) is None
+    assert controller.decide(Measured(21.0, 50.0, 1.0, 1.0)) is None
+    assert controller.decide(Measured(22.0, 50.0, 1.0, 1.0)).after == 2  # the load is another one
+    controller = Controller(0, 4, 2)
+    controller.begin(Measured(1.0, 50.0, 1.0, 1.0))
+    assert controller.decide(Measured(2.0, 60.0, 0.9, 1.0)).after == 4
+
+
+@pytest.mark.parametrize(
+    ("sent", "reasons"),
+    [
+        pytest.param(1e6, [], id="small"),
+        pytest.param(
+            1e10,
+            [
+                "2 processes → 2 threads: the consumer waited 90%, workers were busy 100%",
+                "2 → 0 workers: the consumer waited 90%, workers were busy 100%",
+            ],
+            id="large",
+        ),
+    ],
+)
+def test_where_all_cpus_are_used_no_more_workers_are_tried(sent, reasons):
+    controller, found = Controller(0, 8, 2, most_threads=16), []
+    rates = {"processes": 10.0, "threads": 20.0, "none": 30.0}
+    kind = "processes"
+    for t in range(1, SECONDS):
+        rate = rates[kind if controller.num else "none"]
+        decision = controller.decide(Measured(float(t), rate, 0.9, 1.0, sent=sent, load=0.97))
+        if decision is not None:
+            found.append(str(decision))
+            kind = decision.kind or kind
+    assert found == reasons
+
+
+def test_a_short_measurement_is_enough_for_an_attempt_that_is_much_slower():
+    controller = Controller(1, 4, 2)
+    assert not controller.is_clear(0.0)
+    assert controller.decide(Measured(1.0, 100.0, 0.9, 1.0)).after == 4
+    assert controller.is_clear(70.0) and not controller.is_clear(80.0)
 
 
 def test_a_load_that_changes_is_followed():

@@ -13,6 +13,7 @@ from waiting import wait_until
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, Schedule
 from gristmill.dataset.ahead.budget import Budget, divide
+from gristmill.dataset.ahead.readahead import ReadAhead
 from gristmill.dataset.ahead.sizes import Sampling
 from gristmill.experimental import (
     DatasetOptions,
@@ -79,6 +80,28 @@ def test_lanes_have_the_threads_of_the_options_together():
     ds = MapDataset.range(160).map(Crowd(40)).to_iter_dataset(ReadOptions(48))
     with iter(ds.mp_prefetch(MultiprocessingOptions(0, num_lanes=16))) as it:
         assert [*it] == [*range(160)]
+
+
+def test_readers_that_begin_later_have_threads_where_elements_wait():
+    budget = Budget(64)
+
+    def reader(fn, num_threads):
+        def items(indices):
+            return map(fn, indices)
+
+        ahead = ReadAhead(items, 0, 10**6, num_threads, 100, budget)
+        budget.enroll(ahead)
+        return ahead
+
+    first = reader(lambda x: time.sleep(0.005), 2)
+    while budget.num_waits < 9:
+        first.take(1)
+    assert budget.num_reading == 2
+    crowd = Crowd(62)
+    second = reader(crowd, 62)  # without waiting for what it reads
+    wait_until(crowd.is_there.is_set)
+    first.close()
+    second.close()
 
 
 def test_threads_that_were_promised_stay_when_the_number_of_processes_changes():
