@@ -3,7 +3,8 @@
 Guarantees:
 
 1. Elements come out in the order of their indices, each once.
-2. No more than ``buffer_size`` elements are in flight or ready and not yet taken.
+2. No more than ``buffer_size`` elements are in flight or ready and not yet taken; where blocks are
+   quick, two blocks, and no more than ``common_size``.
 3. When computing an element fails, all elements before it are delivered first, then its error, then
    nothing more. Once that is known, no element after it is begun.
 4. No thread exists before the first ``take`` or ``start``. After ``close`` every thread ends when
@@ -89,8 +90,7 @@ class ReadAhead(ReadingClient):
         self._waits = waits or BudgetWaits()
         self._stop = stop
         self._buffer_size = buffer_size
-        # one block to take from, one to be computed
-        self._max_block_size = max(1, buffer_size // 2)
+        self.common_size = buffer_size  # that of all readers which share the options
         self._filled = Signal()  # the block that the consumer waits for may be there
         # indices before it belong to some thread, were given back or are done
         self._claimed = start
@@ -112,6 +112,13 @@ class ReadAhead(ReadingClient):
         while (block := ready.get(self.taken + num)) is not None and block.elements:
             num += len(block.elements)
         return num
+
+    @property
+    def _most_ahead(self) -> int:
+        """The most elements to be ahead: those of two blocks, one to take from and one to be
+        computed, also where that is more than the part of this reader.
+        """
+        return max(self._buffer_size, min(2 * self._block_size.now, self.common_size))
 
     @property
     def num_ahead(self) -> int:
@@ -193,7 +200,7 @@ class ReadAhead(ReadingClient):
         """
         budget = self.budget
         with budget.lock:
-            budget.draws.waits(self, self._buffer_size)
+            budget.draws.waits(self, self._most_ahead)
             num = self.room()
             if num and (budget.is_held_up or not budget.memory.affords(num, self.element_bytes)):
                 return "memory"
@@ -259,17 +266,15 @@ class ReadAhead(ReadingClient):
     def room(self) -> int:
         if self._closed or len(self._running) >= self.num_threads:
             return 0
-        size = self._block_size.now
+        size, most = self._block_size.now, self._most_ahead
         if self._returned:
             start, stop = self._returned[0]
             return min(size, stop - start)
         limit = (
-            int(self.is_awaited)
-            if self.is_draining
-            else self.budget.draws.most_ahead(self, self._buffer_size)
+            int(self.is_awaited) if self.is_draining else self.budget.draws.most_ahead(self, most)
         )
         room = limit - self.num_ahead
-        if limit < self._buffer_size and room < min(size, limit // 2):
+        if limit < most and room < min(size, limit // 2):
             return 0  # not in many small blocks
         return max(0, min(size, self._stop - self._claimed, room))
 
@@ -297,7 +302,7 @@ class ReadAhead(ReadingClient):
         seconds, cpu_seconds = time.perf_counter() - block.began, time.thread_time() - began_cpu
         element_bytes = block.element_bytes(self._sampling, seconds)
         with budget.lock:
-            self._block_size.adapt(seconds, size, self._max_block_size, num=block.size)
+            self._block_size.adapt(seconds, size, self.common_size // 2, num=block.size)
             self._put(block, error, element_bytes)
             del error
             # Longer than its own work and that of all other threads, which may want the same

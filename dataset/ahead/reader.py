@@ -372,7 +372,8 @@ class Reader(_Items):
             )
             ahead = ReadAhead(*what, log=self.log, rate=self._rate, waits=self.waits)
             self._finalizer = weakref.finalize(self, ahead.close)
-            ahead.most_threads, ahead.is_auto = self._given_limits[0], self._is_auto
+            ahead.most_threads, ahead.common_size = self._given_limits
+            ahead.is_auto = self._is_auto
             ahead.budget.enroll(ahead)
             self._ahead = ahead
         if self._is_closed:

@@ -147,6 +147,22 @@ class TestThreadsAndBlocks:
         assert max(source.sizes) == 8
         assert set(source.sizes[num + 4 :]) == {1}
 
+    @pytest.mark.parametrize(("seconds", "largest", "most"), [(0.0, 32, 64), (0.01, 1, 4)])
+    def test_blocks_of_lanes_grow_as_those_of_one_reader_do(self, clock, seconds, largest, most):
+        def compute(indices):
+            sizes.append(len(indices))
+            clock.now += seconds
+            return iter(indices)
+
+        sizes = []
+        ahead = ReadAhead(compute, 0, 2000, 1, 4, Budget())
+        ahead.common_size = 64
+        ahead.budget.enroll(ahead)
+        for i in range(2000):
+            assert ahead.take(1) == [i]
+            assert ahead.num_ahead <= most
+        assert max(sizes) == largest
+
 
 class TestErrorsStatesAndEnds:
     @pytest.mark.parametrize("num_threads", [1, 3])
