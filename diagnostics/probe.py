@@ -284,8 +284,7 @@ class OutputCounts:
         # in calls that took long, and were only counted, so that the stage is unknown
         self.missed = 0
         self.unrecorded = 0  # delays, which the next one of their kind stands for
-        # [8 * k + i]: those of more than 2**(k-1) and at most 2**k, in eighths of that
-        self.delays = [0] * (65 << 3)
+        self.delays = Histogram()
         self.attend_at = 0
         self.marks: list[tuple[int, int]] = []  # times, and how many elements there were until then
         self._mark_at, self._mark_ns = 0, _ATTEND_NS
@@ -294,11 +293,6 @@ class OutputCounts:
         self.switch: Callable[[bool], None] = _ignore
         self.on_end = on_end  # called when there is nothing more
         self._on_attend = on_attend
-
-    @property
-    def powers(self) -> list[int]:
-        """[k]: how many delays were more than ``2**(k-1)`` and at most ``2**k``."""
-        return [sum(self.delays[place : place + 8]) for place in range(0, len(self.delays), 8)]
 
     def failed(self, began: int, ended: int) -> None:
         self.began, self.last = 0, ended
@@ -310,19 +304,18 @@ class OutputCounts:
         """Records pending delays. Where there may be no next output, delays not yet recorded count
         as the most frequent ones.
         """
-        self.delays[self.delays.index(max(self.delays))] += self.unrecorded
+        self.delays.add_to_most_frequent(self.unrecorded)
         self.unrecorded = 0
 
     def record(self, delay: int) -> None:
         """Counts a delay in its class; in large classes it also stands for delays that were not
         recorded.
         """
-        bits = (delay - 1).bit_length()
         times = 1
         if delay < _DEAR_NS:
             times += self.unrecorded
             self.unrecorded = 0
-        self.delays[bits << 3 | delay - 1 >> bits - 4 & 7 if bits > 3 else bits << 3] += times
+        self.delays.add(delay, times)
 
     def misses_too_much(self, delay: int) -> bool:
         """Adds the delay of a call that was only counted; returns true if such calls take too
@@ -348,18 +341,6 @@ class OutputCounts:
             del self.marks[1::2]
             self._mark_ns *= 2
         self._mark_at = now + self._mark_ns
-
-    def percentile(self, share: float) -> float:
-        """Returns the delay in nanoseconds that this share of the outputs did not exceed, to about
-        6 %; 0 if there were none.
-        """
-        left = share * sum(self.delays)
-        for place, num in enumerate(self.delays):
-            left -= num
-            if num and left <= 0:
-                bits, eighth = place >> 3, place & 7
-                return (8.5 + eighth) * 2.0 ** (bits - 4) if bits > 3 else float(2**bits)
-        return 0.0
 
 
 # of a lane, what the method is called with, and how many that are

@@ -473,7 +473,7 @@ def take_snapshot(observer: Any) -> Snapshot:
                 budget for report in reports if report.is_there for budget in report.budgets
             ]
     output = observer.output
-    delays = {percent: output.percentile(percent / 100) for percent in (50, 95, 99)}
+    delays = {percent: output.delays.percentile(percent / 100) for percent in (50, 95, 99)}
     if observer.root is None:
         return Snapshot(ExecutionSummary({}), 0, delays, [], [])
     order = _ids(records, observer.root.number)

@@ -339,7 +339,7 @@ class View:
         output = self._observer.output
         elapsed = output.last - output.first if output.first is not None else 0
         starved = output.waited / elapsed if elapsed else 0.0
-        return {"starved": f"{starved:.0%}", "p99": time_text(output.percentile(0.99))}
+        return {"starved": f"{starved:.0%}", "p99": time_text(output.delays.percentile(0.99))}
 
     def save_html(self, path: str | PathLike[str]) -> None:
         """Writes a report with drawings, one file that needs nothing else, to look at in a

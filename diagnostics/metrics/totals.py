@@ -232,7 +232,7 @@ class Metrics:
                 self._update()
 
     def read(self) -> dict[Key, list[int] | float]:
-        """Returns all numbers of this moment; those of a histogram as in ``Histogram.counts``,
+        """Returns all numbers of this moment; those of a histogram as in ``Histogram.powers``,
         followed by their total.
         """
         with self._lock:
@@ -332,7 +332,7 @@ def _totals(pipeline: _Pipeline) -> dict[Key, list[int]]:
     """Returns the numbers that a pipeline adds to those of the process."""
     observer = pipeline.observer
     output = observer.output
-    delays = [0, *output.powers, output.waited - output.waited_in_vain]
+    delays = [*output.delays.powers, output.waited - output.waited_in_vain]
     now: dict[Key, list[int]] = {(NEXT, ()): delays}
     if pipeline.is_of_loader:
         now[LOADER, ()] = delays
@@ -345,7 +345,7 @@ def _totals(pipeline: _Pipeline) -> dict[Key, list[int]]:
     for record in [*records_of(observer), *in_workers]:
         histogram = record.cell.histogram
         if histogram is not None:
-            numbers = [*histogram.counts, histogram.total]
+            numbers = [*histogram.powers, histogram.total]
             if record.source is None:
                 _add(now, (READY, ()), numbers)
             else:

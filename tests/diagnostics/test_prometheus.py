@@ -176,10 +176,10 @@ def test_each_power_of_two_is_the_upper_limit_of_its_bucket():
     counted = Histogram()
     for value in values:
         counted.add(value)
-    shown, total = prometheus._buckets(totals.READY, [*counted.counts, counted.total])
+    shown, total = prometheus._buckets(totals.READY, [*counted.powers, counted.total])
     first = [("0.0", 5), ("1.0", 6), ("2.0", 7), ("4.0", 9), ("8.0", 11), ("16.0", 12)]
     assert (shown[:6], shown[-1], total) == (first, ("+Inf", len(values)), sum(values))
-    shown, _ = prometheus._buckets(totals.NEXT, [*counted.counts, counted.total])
+    shown, _ = prometheus._buckets(totals.NEXT, [*counted.powers, counted.total])
     assert shown[-2:] == [("2.199023255552e+12", len(values) - 1), ("+Inf", len(values))]
 
 
