@@ -19,7 +19,7 @@ import numpy as np
 from gristmill.core.naming import transform_name
 from gristmill.dataset.bases.node import DatasetNode, is_of_library
 from gristmill.dataset.bases.parameters import parameters_of
-from gristmill.diagnostics.verification.values import digest_of
+from gristmill.dataset.descriptions.equality import digest_of
 
 _MAX_DEPTH = 5
 _MAX_THINGS = 2000

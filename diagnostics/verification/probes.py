@@ -27,6 +27,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import DatasetNode, parents_of
+from gristmill.dataset.descriptions.equality import Leaf, difference, leaves_of
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.slicing import PipelineEditor
@@ -34,7 +35,6 @@ from gristmill.diagnostics.verification.calls import revealing_call
 from gristmill.diagnostics.verification.kept import changes, kept_by
 from gristmill.diagnostics.verification.outcomes import Clock, closed
 from gristmill.diagnostics.verification.subject import Subject, SubPipeline, addresses
-from gristmill.diagnostics.verification.values import Leaf, difference, leaves_of
 
 _MAX_ASKED = 2000  # indices of a map dataset that are remembered
 _MAX_HELD = 5000  # elements that are compared with what they are the next time

@@ -1,7 +1,7 @@
-"""Digests of the leaves of an element, as small records that can be compared later, in another
-process too.
+"""Comparison of two values of any types: digests of their leaves, as small records that can be
+compared later, in another process too.
 
-Two values are the same if their structures are, and the types, dtypes, shapes and bits of their
+Two values are equal if their structures are, and the types, dtypes, shapes and bits of their
 leaves; every NaN is the same. Arrays of any library are read in pieces, so that memory does
 not grow with their size. Objects with an ``==`` of their own are compared by it, others by what
 they are made of.
@@ -33,6 +33,7 @@ _MAX_PARTS = 64  # of a list that has leaves of their own
 _MAX_DEPTH = 60
 _CHUNK = 1 << 17  # entries of an array
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = frozenset(_SCALARS)
 _IDENTITY: Any = object.__eq__
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
@@ -52,6 +53,18 @@ class Leaf:
     digest: bytes
     shown: str
     kept: Any = None
+
+
+def are_equal(a: Any, b: Any) -> bool:
+    """Returns true if no leaf differs.
+
+    Example:
+        >>> are_equal({"x": np.array([1.0, np.nan])}, {"x": np.array([1.0, np.nan])})
+        True
+        >>> are_equal(1, 1.0)
+        False
+    """
+    return a is b or difference(leaves_of(a), leaves_of(b)) is None
 
 
 def leaves_of(value: Any) -> list[Leaf]:
@@ -106,24 +119,11 @@ def _place(a: Leaf, b: Leaf) -> tuple[str, Any, Any]:
         and isinstance(y, np.ndarray)
         and x.dtype == y.dtype
         and x.shape == y.shape
-        and x.size
     ):
-        entries = (
-            [x.reshape(-1)[i : i + 1] for i in range(x.size)],
-            [y.reshape(-1)[i : i + 1] for i in range(x.size)],
-        )
-        first = next(
-            (
-                i
-                for i, (p, q) in enumerate(zip(*entries, strict=True))
-                if digest_of(p) != digest_of(q)
-            ),
-            None,
-        )
-        if first is not None:
-            index = np.unravel_index(first, x.shape)
-            text = f"[{', '.join(map(str, index))}]" if x.shape else ""
-            return a.path + text, _plain(x[index]), _plain(y[index])
+        for index in np.ndindex(x.shape):
+            if digest_of(x[index]) != digest_of(y[index]):
+                text = f"[{', '.join(map(str, index))}]" if index else ""
+                return a.path + text, _plain(x[index]), _plain(y[index])
     if isinstance(x, _Scalar) and isinstance(y, _Scalar) and type(x.value) is type(y.value):
         return a.path, x.value, y.value
     return a.path, a.shown, b.shown
@@ -176,6 +176,9 @@ def _leaves(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     elif isinstance(value, set | frozenset):
         content = b"".join(sorted([digest_of(x) for x in value]))
         yield _leaf(path, _name(kind), content, f"{kind.__name__} of {len(value)}")
+    elif kind in (list, tuple) and len(value) > _MAX_PARTS and _PLAIN.issuperset(map(type, value)):
+        content = repr(value).encode("utf-8", "surrogatepass")
+        yield _leaf(path, f"{_name(kind)} {len(value)}", content, _text(value))
     elif isinstance(value, list | tuple):
         names = [f".{name}" for name in getattr(value, "_fields", ())] or [
             f"[{i}]" for i in range(len(value))
