@@ -17,6 +17,8 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.descriptions.display import (
     component_names,
+    joined,
+    named,
     stage_inputs,
     stage_length,
     stage_name,
@@ -64,9 +66,67 @@ class Graph:
 
     def with_specs(self, specs: Mapping[int, str]) -> Graph:
         """Returns the same graph, with what was seen of the elements after some of the stages."""
-        return Graph(
-            tuple([replace(stage, spec=specs.get(stage.id) or stage.spec) for stage in self.stages])
-        )
+        seen = [replace(stage, spec=specs.get(stage.id) or stage.spec) for stage in self.stages]
+        return Graph(tuple(seen))
+
+    def inputs_of(self, stage: Stage) -> list[tuple[int, str]]:
+        """Returns the numbers of the stages that one draws from, and the names of components."""
+        names = stage.input_names or ("",) * len(stage.inputs)
+        return [*zip(stage.inputs, names, strict=True)]
+
+    @property
+    def rows(self) -> list[GraphRow]:
+        """The stages from the sources down. The stage that joins several branches is below them;
+        one with several consumers has a row for the first of them, to which other rows refer.
+        """
+        stages, drawn = self.by_id, set[int]()
+
+        def upstream(output: int) -> list[GraphRow]:
+            if output in drawn:
+                return [GraphRow(stages[output], is_again=True)]
+            chain = [stages[output]]
+            drawn.add(output)
+            while len(chain[-1].inputs) == 1 and chain[-1].inputs[0] not in drawn:
+                chain.append(stages[chain[-1].inputs[0]])
+                drawn.add(chain[-1].id)
+            branches = [(upstream(i), name) for i, name in self.inputs_of(chain[-1])]
+            rows = branches[0][0] if len(branches) == 1 else _joined(branches)
+            return [*rows, GraphRow(chain[-1], begins=True), *map(GraphRow, chain[-2::-1])]
+
+        return upstream(self.stages[0].id)
+
+
+@dataclass(frozen=True)
+class GraphRow:
+    """A stage in a drawing of lines.
+
+    Args:
+        stage: the stage.
+        is_again: the row refers to one further up.
+        begins: the stage does not continue the row above it.
+        bars: before its text: lines from branches to where they are joined, names of components.
+        more_bars: the same before further lines of text.
+    """
+
+    stage: Stage
+    is_again: bool = False
+    begins: bool = False
+    bars: str = ""
+    more_bars: str = ""
+
+    @property
+    def text(self) -> str:
+        """The stage in words."""
+        return f"{self.stage.name}  (as above)" if self.is_again else self.stage.name
+
+
+def _joined(branches: list[tuple[list[GraphRow], str]]) -> list[GraphRow]:
+    bars = joined([named([row.bars for row in rows], name) for rows, name in branches])
+    rows = [row for rows, _ in branches for row in rows]
+    return [
+        replace(row, bars=text, more_bars=f"│  {row.more_bars}")
+        for row, text in zip(rows, bars, strict=True)
+    ]
 
 
 def graph_of(pipeline: Any) -> Graph:
@@ -107,33 +167,29 @@ def graph_of(pipeline: Any) -> Graph:
             todo.extend(reversed(stage_inputs(node)))
     inputs = [tuple([ids[id(x)] for x in stage_inputs(node)]) for node in nodes]
     unknown = _made_by_running(nodes, inputs)
-    return Graph(
-        tuple(
-            [
-                Stage(
-                    i,
-                    stage_name(node),
-                    inputs[i],
-                    None if i in unknown else static_spec_text(node),
-                    stage_length(node),
-                    tuple(component_names(node) or ()),
-                )
-                for i, node in enumerate(nodes)
-            ]
+    stages = [
+        Stage(
+            i,
+            stage_name(node),
+            inputs[i],
+            None if i in unknown else static_spec_text(node),
+            stage_length(node),
+            tuple(component_names(node) or ()),
         )
-    )
+        for i, node in enumerate(nodes)
+    ]
+    return Graph(tuple(stages))
 
 
 def _made_by_running(nodes: list[Any], inputs: list[tuple[int, ...]]) -> set[int]:
     """Returns the stages downstream of an interleave of datasets that a ``MapDataset`` makes: to
     describe them, one would have to be made.
     """
-    found = {
+    makers = [
         i for i, node in enumerate(nodes) if isinstance(vars(node).get("_gm_datasets"), MapDataset)
-    }
-    is_growing = bool(found)
-    while is_growing:
-        before = len(found)
-        found |= {i for i in range(len(nodes)) if not found.isdisjoint(inputs[i])}
-        is_growing = len(found) > before
+    ]
+    found: set[int] = set()
+    while makers:
+        found.update(makers)
+        makers = [i for i in range(len(nodes)) if i not in found and found & {*inputs[i]}]
     return found

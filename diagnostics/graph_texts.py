@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from gristmill.dataset.descriptions.display import abbreviated, joined, length_text, named
-from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
+from gristmill.dataset.descriptions.display import abbreviated, length_text
+from gristmill.diagnostics.graph import Graph, Notes, Weights
 
 _MAX_LINES = 60
 _UNKNOWN = "(not known before the first element)"
@@ -43,21 +43,14 @@ def graph_text(graph: Graph, specs: Mapping[int, str] | None = None) -> str:
           ╲╱
         int64[2]
     """
-    lines = [
-        "Grain Dataset graph:",
-        "",
-        *_lines(graph.with_specs(specs or {}), _shown_with_spec, [""]),
-    ]
+    lines = ["Grain Dataset graph:", ""]
+    for row in graph.with_specs(specs or {}).rows:
+        arrow = ["  ││", f"  ││  {row.text}" if row.stage.inputs else "  ││", "  ││", "  ╲╱"]
+        texts = [] if row.stage.inputs and not row.is_again else [row.text]
+        texts += [] if row.is_again else [*arrow, row.stage.spec or _UNKNOWN]
+        first, *others = [*texts, ""]
+        lines += [row.bars + first, *[row.more_bars + text for text in others]]
     return "\n".join([line.rstrip() for line in lines]).rstrip()
-
-
-def _shown_with_spec(chain: list[Stage]) -> list[str]:
-    lines = []
-    for stage in chain:
-        name = f"  ││  {stage.name}" if stage.inputs else "  ││"
-        lines += [] if stage.inputs else [stage.name]
-        lines += ["  ││", name, "  ││", "  ╲╱", stage.spec or _UNKNOWN, ""]
-    return lines
 
 
 def stage_lines(graph: Graph) -> list[str]:
@@ -73,52 +66,19 @@ def stage_lines(graph: Graph) -> list[str]:
         RangeMapDataset(start=0, stop=4, step=1)  4 elements  int64[]
         BatchMapDataset(batch_size=2, drop_remainder=True)  2 elements  int64[2]
     """
-    lines = _lines(graph, _shown_in_a_line, [])
-    return abbreviated(lines, _MAX_LINES, "… {} more lines …".format)
-
-
-def _shown_in_a_line(chain: list[Stage]) -> list[str]:
-    lines = []
-    length, spec = "", None
-    for stage in chain:
-        texts = [stage.name]
-        if (now := length_text(stage.length)) not in ("", length):
-            texts.append(now)
-            length = now
-        if stage.spec not in (None, spec):
-            texts.append(str(stage.spec))
-            spec = stage.spec
+    lines, length, spec = [], "", ""
+    for row in graph.rows:
+        texts = [row.bars + row.text]
+        if row.begins:
+            length, spec = "", ""
+        if not row.is_again:
+            now, look = length_text(row.stage.length), row.stage.spec or ""
+            texts += [
+                text for text, before in ((now, length), (look, spec)) if text not in ("", before)
+            ]
+            length, spec = now or length, look or spec
         lines.append("  ".join(texts))
-    return lines
-
-
-def _lines(graph: Graph, shown: Callable[[list[Stage]], list[str]], gap: list[str]) -> list[str]:
-    """Returns the lines of a graph.
-
-    Args:
-        graph: of ``graph_of``.
-        shown: the lines of stages of which each is the only consumer of the one before it.
-        gap: lines after a stage that is shown elsewhere.
-    """
-    stages = graph.by_id
-    drawn: set[int] = set()
-
-    def upstream(output: int) -> list[str]:
-        chain: list[Stage] = []
-        above: tuple[int, ...] = (output,)
-        while len(above) == 1 and above[0] not in drawn:
-            chain.append(stages[above[0]])
-            drawn.add(above[0])
-            above = chain[-1].inputs
-        if len(above) == 1:
-            lines = [f"{stages[above[0]].name}  (as above)", *gap]
-        else:
-            names = chain[-1].input_names or ("",) * len(above)
-            inputs = zip(above, names, strict=True)
-            lines = joined([named(upstream(stage), name) for stage, name in inputs])
-        return [*lines, *shown(chain[::-1])]
-
-    return upstream(graph.stages[0].id)
+    return abbreviated(lines, _MAX_LINES, "… {} more lines …".format)
 
 
 def graph_dot(graph: Graph, notes: Notes = None, weights: Weights = None) -> str:
@@ -143,17 +103,12 @@ def graph_dot(graph: Graph, notes: Notes = None, weights: Weights = None) -> str
         '  node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];',
     ]
     for stage in graph.stages[::-1]:
-        label = "\n".join(
-            [stage.name, *([stage.spec] if stage.spec else []), *(notes or {}).get(stage.id, ())]
-        )
-        colour = (
-            f', fillcolor="0.06 {0.7 * weights[stage.id]:.2f} 1.00"'
-            if weights and stage.id in weights
-            else ""
-        )
-        lines.append(f"  s{stage.id} [label={json.dumps(label, ensure_ascii=False)}{colour}];")
-        names = stage.input_names or ("",) * len(stage.inputs)
-        for i, name in zip(stage.inputs, names, strict=True):
+        texts = [stage.name, stage.spec or "", *(notes or {}).get(stage.id, ())]
+        label = json.dumps("\n".join(filter(None, texts)), ensure_ascii=False)
+        weight = (weights or {}).get(stage.id)
+        colour = "" if weight is None else f', fillcolor="0.06 {0.7 * weight:.2f} 1.00"'
+        lines.append(f"  s{stage.id} [label={label}{colour}];")
+        for i, name in graph.inputs_of(stage):
             edge = f" [label={json.dumps(name, ensure_ascii=False)}]" if name else ""
             lines.append(f"  s{i} -> s{stage.id}{edge};")
     return "\n".join([*lines, "}"])
@@ -170,13 +125,12 @@ def graph_json(graph: Graph, notes: Notes = None, weights: Weights = None) -> st
     """
     stages: list[dict[str, Any]] = []
     for stage in graph.stages:
-        stages.append(
-            {**vars(stage), "inputs": list(stage.inputs), "input_names": list(stage.input_names)}
-        )
+        found = {**vars(stage)}
         if not stage.input_names:
-            del stages[-1]["input_names"]
+            del found["input_names"]
         if notes is not None:
-            stages[-1]["notes"] = list(notes.get(stage.id, ()))
+            found["notes"] = notes.get(stage.id, ())
         if weights is not None:
-            stages[-1]["weight"] = weights.get(stage.id)
+            found["weight"] = weights.get(stage.id)
+        stages.append(found)
     return json.dumps({"stages": stages}, indent=2, ensure_ascii=False)
