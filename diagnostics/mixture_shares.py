@@ -16,6 +16,7 @@ from gristmill.dataset.stages.batch import BatchIterDataset, BatchMapDataset
 from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIterDataset
+from gristmill.diagnostics.table import Column, Table
 
 _NUM_ELEMENTS = 8192  # of a mixture that are looked at, of all lanes together
 _MAX_BATCHES = 64
@@ -38,15 +39,15 @@ class MixtureShares(Value):
 
     def __str__(self) -> str:
         names = [*self.whole][:_MAX_SHOWN]
+        whole = {name: (part, part) for name, part in self.whole.items()}
         more = ", …" if len(self.whole) > len(names) else ""
-        rows = [("whole", ", ".join([f"{name} {self.whole[name]:.1%}" for name in names]))]
-        for group, parts in self.groups.items():
-            rows.append(
-                (group, ", ".join([f"{name} {_range_text(*parts[name])}" for name in names]))
-            )
-        width = max([len(group) for group, _ in rows])
-        lines = [f"  {group:<{width}}  {text}{more}" for group, text in rows]
-        return "\n".join([f"proportions of {self.mixture}:", *lines])
+
+        def text(row: tuple[str, dict[str, tuple[float, float]]]) -> str:
+            return ", ".join([f"{name} {_range_text(*row[1][name])}" for name in names]) + more
+
+        columns = Column("group", lambda row: row[0]), Column("parts", text)
+        lines = Table(columns, {"whole": whole, **self.groups}.items()).lines(has_titles=False)
+        return "\n".join([f"proportions of {self.mixture}:", *[f"  {line}" for line in lines]])
 
 
 def mixture_shares(ds: Any, batch_size: int | None = None) -> list[MixtureShares]:
@@ -84,16 +85,10 @@ def mixture_shares(ds: Any, batch_size: int | None = None) -> list[MixtureShares
             groups[f"batches of {size}"] = [*_batches(mixtures, size, _is_in_lanes(ds, divided))]
         if len(lanes) > 1:
             groups[f"{len(lanes)} {_name_of_lanes(divided)}"] = counts
-        if (
-            isinstance(divided, GlobalBatchIterDataset)
-            and (num_hosts := divided._gm_parameters.shard_options.shard_count) > 1
-        ):
-            of_hosts = [
-                part_of_lanes(range(len(lanes)), host, num_hosts) for host in range(num_hosts)
-            ]
-            groups[f"{num_hosts} hosts"] = [
-                _sum([counts[lane] for lane in part]) for part in of_hosts
-            ]
+        num_hosts = _num_hosts(divided)
+        if num_hosts > 1:
+            hosts = [part_of_lanes(range(len(lanes)), i, num_hosts) for i in range(num_hosts)]
+            groups[f"{num_hosts} hosts"] = [_sum([counts[i] for i in part]) for part in hosts]
         parts = {name: _ranges(group, whole) for name, group in groups.items()}
         found.append(MixtureShares(str(mixtures[0]), _parts(whole, whole), parts))
     return found
@@ -117,17 +112,17 @@ def _lanes(divided: Any) -> list[Any]:
     return [slice_pipeline(parent, i, num, by_lanes=by_lanes) for i in range(num)]
 
 
+def _num_hosts(divided: Any) -> int:
+    if not isinstance(divided, GlobalBatchIterDataset):
+        return 1
+    return int(divided._gm_parameters.shard_options.shard_count)
+
+
 def _name_of_lanes(divided: Any) -> str:
-    is_by_lanes = isinstance(divided, GlobalBatchIterDataset) or getattr(
-        divided, "_by_lanes", False
-    )
-    return (
-        "lanes"
-        if is_by_lanes
-        else "threads"
-        if isinstance(divided, MultithreadPrefetchIterDataset)
-        else "workers"
-    )
+    if isinstance(divided, MultithreadPrefetchIterDataset):
+        return "threads"
+    has_lanes = isinstance(divided, GlobalBatchIterDataset) or divided._by_lanes
+    return "lanes" if has_lanes else "workers"
 
 
 def _batch_size(ds: Any) -> int:
@@ -141,12 +136,8 @@ def _is_in_lanes(ds: Any, divided: Any) -> bool:
     """Return true if batches are made in each lane, not of elements of all lanes."""
     if divided is None or isinstance(divided, GlobalBatchIterDataset):
         return False
-    return any(
-        [
-            isinstance(node, BatchIterDataset | BatchMapDataset)
-            for node in ancestors(divided._gm_parents[0])
-        ]
-    )
+    upstream = ancestors(divided._gm_parents[0])
+    return any([isinstance(node, BatchIterDataset | BatchMapDataset) for node in upstream])
 
 
 def _mixtures(ds: Any) -> Iterator[Any]:

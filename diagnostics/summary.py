@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -19,11 +18,8 @@ from gristmill.diagnostics.remote import (
     merge,
     records_of,
 )
+from gristmill.diagnostics.table import Column, Table
 from gristmill.diagnostics.units import size_text, time_text
-
-_WIDTH = 30  # of a cell of the table
-_HEIGHT = 5
-_HEADING_WIDTH = 10
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         return ahead_text(self)
 
     @property
-    def passed_over(self) -> str:
+    def skipped(self) -> str:
         """The number of faults that were skipped, by stage; empty if there were none."""
         parts = ", ".join([f"{num:,} by {step}" for step, num in self.faults.items()])
         return f"faults tolerated: {parts}" if parts else ""
@@ -218,7 +214,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     def remarks(self) -> list[str]:
         """The remarks below the table."""
         lines = [
-            line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line
+            line for line in (self.read_ahead, self.drawn, self.skipped, self.too_long) if line
         ]
         return [*lines, *[f"auto: {decision}" for decision in self.decisions[-_MAX_DECISIONS:]]]
 
@@ -242,88 +238,53 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
-    def __str__(self) -> str:
+    @property
+    def table(self) -> Table:
+        """The stages, that with the largest share of waiting first."""
         bottleneck = self.bottleneck
-        rows = [
-            _row(node, node is bottleneck)
-            for node in sorted(self.nodes.values(), key=lambda node: -node.wait_time_ratio)
-        ]
-        return "\n".join([aligned(_HEADINGS, rows), *self.remarks])
+        mark = Column("id", lambda x: f"{'>' if x is bottleneck else ' '} {x.id}")
+        nodes = sorted(self.nodes.values(), key=lambda node: -node.wait_time_ratio)
+        return Table([mark, *_COLUMNS], nodes)
+
+    def __str__(self) -> str:
+        return "\n".join([self.table.ruled(), *self.remarks])
 
 
-_HEADINGS = (
-    *(
-        "id",
-        "name",
-        "inputs",
+def _time(title: str, time_of: Callable[[StageSummary], float]) -> Column:
+    """Returns the column of a time, which there is not before the first element."""
+    return Column(
+        title,
+        lambda x: time_of(x) if x.num_produced_elements else None,
+        time_text,
+        missing="N/A",
+    )
+
+
+_COLUMNS = (
+    Column("name", lambda x: x.label),
+    Column("inputs", lambda x: ", ".join(map(str, x.inputs)) or None),
+    Column(
         "percent wait time",
-        "total processing time",
-        "min processing time",
-        "max processing time",
+        lambda x: None if x.is_prefetch and not x.wait_time_ratio else x.wait_time_ratio,
+        "{:.2%}".format,
+        missing="N/A",
     ),
-    *(
-        "avg processing time",
-        "num produced elements",
-        "kept",
-        "ready",
-        "bytes produced",
+    _time("total processing time", lambda x: x.total_processing_time_ns),
+    _time("min processing time", lambda x: x.min_processing_time_ns),
+    _time("max processing time", lambda x: x.max_processing_time_ns),
+    _time("avg processing time", lambda x: x.mean_processing_time_ns),
+    Column("num produced elements", lambda x: x.num_produced_elements),
+    Column("kept", lambda x: x.kept_ratio, "{:.1%}".format),
+    Column("ready", lambda x: x.buffered),
+    Column("bytes produced", lambda x: x.bytes_produced, size_text),
+    Column(
         "memory usage",
-        "output",
+        lambda x: x.memory_bytes if x.is_prefetch else None,
+        size_text,
+        missing="N/A",
     ),
+    Column("output", lambda x: x.output_spec or None),
 )
-
-
-def _row(node: StageSummary, is_bottleneck: bool) -> list[str]:
-    num = node.num_produced_elements
-    times = [
-        node.total_processing_time_ns,
-        node.min_processing_time_ns,
-        node.max_processing_time_ns,
-    ]
-    texts = [time_text(t) if num else "N/A" for t in [*times, times[0] // max(num, 1)]]
-    return [
-        f"> {node.id}" if is_bottleneck else f"  {node.id}",
-        node.label,
-        ", ".join(map(str, node.inputs)) or "-",
-        f"{node.wait_time_ratio:.2%}" if not node.is_prefetch or node.wait_time_ratio else "N/A",
-        *texts,
-        str(num),
-        "-" if node.kept_ratio is None else f"{node.kept_ratio:.1%}",
-        "-" if node.buffered is None else str(node.buffered),
-        size_text(node.bytes_produced),
-        size_text(node.memory_bytes) if node.is_prefetch else "N/A",
-        node.output_spec or "-",
-    ]
-
-
-def aligned(headings: tuple[str, ...], rows: list[list[str]]) -> str:
-    """Return a table as text; long cells go over several lines."""
-    cells = [
-        [textwrap.wrap(text, _HEADING_WIDTH) for text in headings],
-        *[[_wrapped(text) for text in row] for row in rows],
-    ]
-    widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(headings))]
-    rule = "+".join(["-" * (width + 2) for width in widths])
-    lines: list[str] = []
-    for row in cells:
-        for k in range(max(map(len, row))):
-            texts = [cell[k] if k < len(cell) else "" for cell in row]
-            lines.append(
-                "|".join(
-                    [f" {text:<{width}} " for text, width in zip(texts, widths, strict=True)]
-                ).rstrip()
-            )
-        if row is cells[0]:
-            lines.append(rule)
-    return "\n".join(lines)
-
-
-def _wrapped(text: str) -> list[str]:
-    start = text[: len(text) - len(text.lstrip())]
-    lines = textwrap.wrap(text.strip(), _WIDTH) or [""]
-    if len(lines) > _HEIGHT:
-        lines = [*lines[: _HEIGHT - 1], lines[_HEIGHT - 1][: _WIDTH - 3] + "..."]
-    return [start + line for line in lines]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from gristmill.diagnostics.cli.reader import attended
 from gristmill.diagnostics.cli.run import Endless, Lines
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.process_tree import cpu_seconds, memory_bytes
+from gristmill.diagnostics.table import Column, Table
 from gristmill.diagnostics.units import digits_text, size_text, time_text
 from gristmill.diagnostics.verification.subject import Subject
 from gristmill.loader import DataLoader
@@ -38,10 +39,6 @@ _NUM_THREADS = (0, 1, 4, 16, 64)
 _SAME = 0.03  # of two speeds that differ by less, the one that takes less CPU time is better
 _PAUSE_SECONDS = 1.2  # idle workers end in this time, so the next setting starts its own
 _ONE = {"processes": "process", "threads": "thread"}
-_SETTING_FIELDS = ("num_workers", "executor", "num_threads")
-_FIELDS = ("elements_per_second", "cpus", "first_output_seconds", "memory_bytes")
-_HEAD = ("workers", "read threads", "elements/s", "CPUs", "first output", "memory")
-_WIDTHS = (12, 12, 10, 5, 12, 9)
 
 
 class Setting(Value):
@@ -96,7 +93,7 @@ def tune(args: Namespace) -> Lines:
     speeds: list[Speed] = []
     failures: dict[str, str] = {}
     if not args.json:
-        yield _row(_HEAD)
+        yield Table(_COLUMNS).lines()[0]
     for setting in sweep.settings():
         if speeds and speeds[-1].setting.has_processes:
             time.sleep(_PAUSE_SECONDS)
@@ -111,11 +108,12 @@ def tune(args: Namespace) -> Lines:
             continue
         speeds.append(speed)
         if not args.json:
-            yield _row(_cells(speed))
+            yield Table(_COLUMNS, [speed]).lines()[1]
     best = _best(speeds)
     code = sweep.code(best.setting)
     if args.json:
-        yield json.dumps(_as_data(speeds, best, code, failures), indent=2)
+        found = {"settings": [*map(_data, speeds)], "best": _data(best), "code": [*code]}
+        yield json.dumps(found | {"not_measured": failures}, indent=2)
         return 0
     for reason in dict.fromkeys(failures.values()):
         texts = [text for text, other in failures.items() if other == reason]
@@ -143,9 +141,8 @@ class Sweep:
         if isinstance(pipeline, MapDataset):
             self._stream = pipeline.to_iter_dataset()
         nodes = list(ancestors(self._stream))
-        all_given = [options for node in nodes for options in _workers_of(node)]
-        given = [options for options in all_given if isinstance(options, MultiprocessingOptions)]
-        if len(given) < len(all_given):
+        given: list[Any] = [options for node in nodes for options in _workers_of(node)]
+        if not all([isinstance(options, MultiprocessingOptions) for options in given]):
             raise CommandError(
                 "tune measures workers of this machine, and the pipeline has workers on Ray: give"
                 " it MultiprocessingOptions in place of RayOptions"
@@ -318,36 +315,16 @@ def _best(speeds: list[Speed]) -> Speed:
     )
 
 
-def _cells(speed: Speed) -> tuple[str, ...]:
-    return (
-        str(speed.setting),
-        str(speed.setting.num_threads),
-        digits_text(speed.elements_per_second),
-        "-" if speed.cpus is None else digits_text(speed.cpus),
-        time_text(speed.first_output_seconds * 1e9),
-        "-" if speed.memory_bytes is None else size_text(speed.memory_bytes),
-    )
+_COLUMNS = (
+    Column("workers", lambda x: x.setting, width=12),
+    Column("read threads", lambda x: x.setting.num_threads, align=">", width=12),
+    Column("elements/s", lambda x: x.elements_per_second, digits_text, align=">", width=10),
+    Column("CPUs", lambda x: x.cpus, digits_text, align=">", width=5),
+    Column("first output", lambda x: x.first_output_seconds * 1e9, time_text, align=">", width=12),
+    Column("memory", lambda x: x.memory_bytes, size_text, align=">", width=9),
+)
 
 
-def _row(cells: tuple[str, ...]) -> str:
-    return "  ".join(
-        [cells[0].ljust(_WIDTHS[0])]
-        + [cell.rjust(width) for cell, width in zip(cells[1:], _WIDTHS[1:], strict=True)]
-    )
-
-
-def _as_data(
-    speeds: list[Speed], best: Speed, code: Iterator[str], failures: dict[str, str]
-) -> dict[str, Any]:
-    return {
-        "settings": [_speed_data(speed) for speed in speeds],
-        "best": _speed_data(best),
-        "code": list(code),
-        "not_measured": failures,
-    }
-
-
-def _speed_data(speed: Speed) -> dict[str, Any]:
-    numbers = {name: getattr(speed, name) for name in _FIELDS}
-    setting = {name: getattr(speed.setting, name) for name in _SETTING_FIELDS}
-    return setting | numbers
+def _data(speed: Speed) -> dict[str, Any]:
+    numbers = speed.as_dict()
+    return numbers.pop("setting").as_dict() | numbers
