@@ -91,9 +91,8 @@ class Advisor:
         if self._snapshot.starved_ratio <= _IN_TIME:
             texts = ["The data is there in time: nothing in the pipeline needs to be faster."]
         else:
-            texts = self._texts(
-                [*self._budget.changes(), *self._for_reads(), *self._more_at_once()]
-            ) or [
+            changes = [*self._budget.changes(), *self._for_reads(), *self._more_at_once()]
+            texts = self._texts(changes) or [
                 "Most of the time goes into the consumer. The waiting ends where enough elements"
                 " are made while it works: by threads (ReadOptions, multithread_prefetch) or"
                 " workers (mp_prefetch)."
@@ -128,17 +127,11 @@ class Advisor:
 
     def _texts(self, changes: list[Change]) -> list[str]:
         """Returns the changes that gain something, the most effective first, with their gain."""
-        now = self._capacity.now
-        complete = [change for change in changes if change.left is None]
-        useful = [
-            change
-            for change in changes
-            if change.left is not None and now > (1 + MIN_GAIN) * change.left
-        ]
+        most = self._capacity.now / (1 + MIN_GAIN)
+        reported = [x.text for x in changes if x.left is None]
+        useful = [x for x in changes if x.left is not None and x.left < most]
         useful.sort(key=lambda change: _step(change.left or 0.0))
-        return [change.text for change in complete] + [
-            f"{change.text}{_gain(change)}" for change in useful
-        ]
+        return [*reported, *[f"{change.text}{_gain(change)}" for change in useful]]
 
     def _machine_of(self, stage: StageSummary) -> Machine:
         return self._cluster if stage.place == "workers" else self._machine
@@ -195,24 +188,17 @@ class Advisor:
         yield from self._ahead(reads)
 
     def _is_of_threads(self, key: int) -> bool:
-        return all(
-            [self._summary[part].place == "threads" for part in self._capacity.stations[key].parts]
-        )
+        parts = self._capacity.stations[key].parts
+        return all([self._summary[part].place == "threads" for part in parts])
 
     def _capacity_is_read(self, key: int) -> bool:
         """True if the number of threads is that of ``ReadOptions``."""
-        return self._summary[key].num_threads in (None, self._threads_of_options())
-
-    def _threads_of_options(self) -> int:
-        reads = self._reads
-        return reads.most_threads if reads is not None else 0
+        own = 0 if self._reads is None else self._reads.most_threads
+        return self._summary[key].num_threads in (None, own)
 
     def _largest(self, key: int) -> StageSummary:
         """Returns the stage of a station whose elements are the largest."""
         return max([self._summary[part] for part in self._capacity.stations[key].parts], key=_size)
-
-    def _with(self, key: int, station: Station, width: float) -> float:
-        return self._capacity.with_stations({key: station.times(station.width / width)})
 
     def _ahead(self, reads: ReadOptions) -> Iterator[Change]:
         """Yields changes to threads for reads of the consumer's thread, and its work before the
@@ -270,12 +256,10 @@ class Advisor:
         """Returns the factor by which more threads could wait at once; processes, which need as
         much memory, do no better.
         """
-        if self._reads is None or not self._threads_of_options():
+        if self._reads is None or not self._reads.most_threads:
             return _MORE_THREADS
-        return (
-            _more_threads(self._reads, max(self._summary.values(), key=_size), self._machine)[0]
-            / self._reads.most_threads
-        )
+        largest = max(self._summary.values(), key=_size)
+        return _more_threads(self._reads, largest, self._machine)[0] / self._reads.most_threads
 
     def _more_in_workers(self, stage: StageSummary) -> Iterator[Change]:
         lifetime = sum([load.lifetime_ns for load in self._snapshot.workers]) or 1
@@ -299,7 +283,8 @@ class Advisor:
         is_limited = self._finds_workers or (busy < _WAITS and self._budget.is_divided)
         if more > self._num_workers and not is_limited:
             num, text = self._worker_text(more)
-            yield Change(text, self._with(key, station, num) if key is not None else None)
+            changed = {key: station.times(station.width / num)}
+            yield Change(text, None if key is None else self._capacity.with_stations(changed))
 
     def _worker_text(self, num: int) -> tuple[int, str]:
         """Returns the number of workers that fit, and a text on the resources that they take."""
@@ -328,7 +313,7 @@ def _for_transport(
     stage: StageSummary, workers: WorkerOptions | None, left: float
 ) -> Iterator[Change]:
     """Yields cheaper ways to hand outputs over. ``left`` is the time of a step without that."""
-    size = stage.bytes_produced / max(1, stage.num_produced_elements)
+    size = _size(stage)
     if _kind_of_worker(workers) == "worker threads":
         text = "Call batch() before mp_prefetch(): each output costs the same to hand over."
         yield Change(text, left, is_most=True)
@@ -378,13 +363,11 @@ def _more_threads(reads: ReadOptions, stage: StageSummary, machine: Machine) -> 
             " is what fits."
         )
         return reads.most_threads, text
-    return (
-        threads,
-        (
-            f"Let more threads read: to_iter_dataset(ReadOptions(num_threads={threads},"
-            f" prefetch_buffer_size={buffer}))."
-        ),
+    text = (
+        f"Let more threads read: to_iter_dataset(ReadOptions(num_threads={threads},"
+        f" prefetch_buffer_size={buffer}))."
     )
+    return threads, text
 
 
 def _size(stage: StageSummary) -> float:

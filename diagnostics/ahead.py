@@ -46,9 +46,7 @@ def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
     """Returns the use of the budgets that an observer observes in this process: one, or none as
     long as nothing was computed ahead.
     """
-    budgets = {
-        id(budget): budget for budget in map(shared_budget, observer.alive()) if budget is not None
-    }
+    found = [budget for budget in map(shared_budget, observer.alive()) if budget is not None]
     return [
         BudgetUse(
             process,
@@ -57,9 +55,9 @@ def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
             x.memory.num_bytes,
             x.memory.max_bytes,
             not x.is_flexible,
-            () if x.tuning is None else tuple([str(decision) for decision in x.tuning.decisions]),
+            () if x.tuning is None else tuple(map(str, x.tuning.decisions)),
         )
-        for x in budgets.values()
+        for x in {id(budget): budget for budget in found}.values()
     ]
 
 

@@ -20,9 +20,9 @@ from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.watching import report_joining
 from gristmill.diagnostics.attended import Attended
-from gristmill.diagnostics.load import thread_demand_ns
 from gristmill.diagnostics.observer import Observer
 from gristmill.diagnostics.probe import clock
+from gristmill.diagnostics.processes import thread_demand_ns
 from gristmill.diagnostics.summary import Snapshot, StageSummary, WorkerLoad, take_snapshot
 from gristmill.diagnostics.verification.fresh import ColdCopies
 from gristmill.diagnostics.verification.outcomes import Clock

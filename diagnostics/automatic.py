@@ -8,7 +8,7 @@ import weakref
 
 from gristmill.core.config import config
 from gristmill.dataset.watching import exporters
-from gristmill.diagnostics.annotations import annotate_while_profiling
+from gristmill.diagnostics.jax_profiles import annotate_while_profiling
 from gristmill.diagnostics.observer import Observer
 from gristmill.diagnostics.probe import clock
 from gristmill.diagnostics.stalls import watch
@@ -79,11 +79,10 @@ def _draw_once(observer: Observer, destination: str) -> None:
 
     def draw(now: int) -> None:
         observer.on_attend.remove(draw)
-        summary = take_snapshot(observer).summary
-        graph = Graph(
-            tuple([Stage(node.id, node.name, node.inputs) for _, node in sorted(summary.items())])
-        )
-        emit_graph(graph, {node.id: node.output_spec for node in summary.values()}, destination)
+        nodes = take_snapshot(observer).summary.nodes
+        stages = [Stage(i, nodes[i].name, nodes[i].inputs) for i in sorted(nodes)]
+        specs = {i: node.output_spec for i, node in nodes.items()}
+        emit_graph(Graph(tuple(stages)), specs, destination)
 
     observer.on_attend.append(draw)
 

@@ -71,9 +71,9 @@ class BudgetAdvisor:
         than now.
         """
         shared = self._capacity.stations.get(SHARED)
-        return (
-            {} if shared is None else {SHARED: shared.times(min(1.0, shared.width / num_threads))}
-        )
+        if shared is None:
+            return {}
+        return {SHARED: shared.times(min(1.0, shared.width / num_threads))}
 
     def allowing(self, num_threads: int, num_workers: int = 0) -> str:
         """Returns the further settings needed so that a stage may use ``num_threads`` here, or in

@@ -171,16 +171,12 @@ class Capacity:
         """
         computed = sum([summary[i].num_produced_elements for i in prefetch.inputs])
         used = min(1.0, prefetch.num_produced_elements / computed) if computed else 1.0
-        work = _at_work(stages)
-        is_reading = (
-            max(work, key=lambda x: x.total_processing_time_ns, default=prefetch).category == "read"
-        )
-        width = num_threads(prefetch)
-        if self._alone is None and not waits and not is_reading:
+        work, width = _at_work(stages), num_threads(prefetch)
+        longest = max(work, key=lambda x: x.total_processing_time_ns, default=prefetch)
+        if self._alone is None and not waits and longest.category != "read":
             width = min(width, cpus)
-        return Station(
-            {x.id: used * x.total_processing_time_ns / self._num / width for x in work}, width
-        )
+        times = {x.id: used * x.total_processing_time_ns / self._num / width for x in work}
+        return Station(times, width)
 
     def _add_shared(self, summary: ExecutionSummary) -> None:
         """Adds the station of all threads, if there are fewer than the stages could use."""
@@ -218,14 +214,12 @@ class Capacity:
             }
         whole = math.fsum(times.values()) or 1.0
         busy = (load.lifetime_ns - load.room_ns) / num / self._num
-        self.stations[load.stage] = Station(
-            {key: busy * value / whole for key, value in times.items()}, num
-        )
+        times = {key: busy * value / whole for key, value in times.items()}
+        self.stations[load.stage] = Station(times, num)
         if summary[load.stage].place == "consumer":
             own = self.stations[None]
-            self.stations[None] = replace(
-                own, parts={**own.parts, load.stage: load.decoding_ns / self._num}
-            )
+            parts = {**own.parts, load.stage: load.decoding_ns / self._num}
+            self.stations[None] = replace(own, parts=parts)
 
     @staticmethod
     def _longest(stations: dict[int | None, Station]) -> float:
@@ -321,9 +315,8 @@ def _segments(summary: ExecutionSummary) -> dict[int | None, list[StageSummary]]
     }
     for node in summary.values():
         behind = [summary[i] for i in node.inputs]
-        if node.is_prefetch and any(
-            [x.place != node.place or x.place != "consumer" for x in behind]
-        ):
+        is_other_thread = any([x.place != node.place or x.place != "consumer" for x in behind])
+        if node.is_prefetch and is_other_thread:
             found: dict[int, StageSummary] = {}
             while behind:
                 x = behind.pop()

@@ -94,10 +94,8 @@ def emit_graph(graph: Graph, specs: Mapping[int, str], destination: str) -> None
     text = _FORMS[".txt"](graph)
     try:
         if destination:
-            _log.info(
-                "The graph of the pipeline is in %s and beside it",
-                _write_all(Path(destination), graph),
-            )
+            path = _write_all(Path(destination), graph)
+            _log.info("The graph of the pipeline is in %s and beside it", path)
         else:
             _log.info("%s", text)
         if "google.colab" in sys.modules:  # whose cells do not show what is logged at this level

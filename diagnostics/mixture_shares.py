@@ -16,7 +16,7 @@ from gristmill.dataset.stages.batch import BatchIterDataset, BatchMapDataset
 from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIterDataset
-from gristmill.diagnostics.table import Column, Table
+from gristmill.diagnostics.table import Column, DataTable
 
 _NUM_ELEMENTS = 8192  # of a mixture that are looked at, of all lanes together
 _MAX_BATCHES = 64
@@ -46,7 +46,7 @@ class MixtureShares(Value):
             return ", ".join([f"{name} {_range_text(*row[1][name])}" for name in names]) + more
 
         columns = Column("group", lambda row: row[0]), Column("parts", text)
-        lines = Table(columns, {"whole": whole, **self.groups}.items()).lines(has_titles=False)
+        lines = DataTable(columns, {"whole": whole, **self.groups}.items()).lines(has_titles=False)
         return "\n".join([f"proportions of {self.mixture}:", *[f"  {line}" for line in lines]])
 
 

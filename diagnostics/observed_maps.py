@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gristmill.dataset.bases.node import (
@@ -16,7 +17,7 @@ from gristmill.dataset.bases.node import (
 )
 from gristmill.dataset.bases.observing import Computed, Instrument, Method
 from gristmill.dataset.slicing import PipelineEditor
-from gristmill.diagnostics.annotations import annotated
+from gristmill.diagnostics.jax_profiles import annotated
 from gristmill.diagnostics.probe import CountersOfThreads, Probe, counting, name_of
 
 
@@ -70,18 +71,16 @@ class ObservedMaps(PipelineEditor):
         probe.name = name_of(ds)
         if self._annotates:
             original = annotated(original, probe, "__getitem__", is_read_ahead=ds is self._read)
-        timed = self._timed(original, probe)
-        owner = itertools.repeat(new).__next__  # threads that read ahead know nothing else of it
-        unobserved = (
-            (lambda indices: Computed.of(ds._gm_items(indices))) if ds is self._read else None
-        )
-        is_sparse = id(ds) in self._sparse
         return counting(
             original,
-            owner,
+            itertools.repeat(new).__next__,  # threads that read ahead know nothing else of it
             probe,
             lanes,
-            timed_original=timed,
-            is_sparse=is_sparse,
-            unobserved=unobserved,
+            timed_original=self._timed(original, probe),
+            is_sparse=id(ds) in self._sparse,
+            unobserved=partial(_computed, ds) if ds is self._read else None,
         )
+
+
+def _computed(ds: Any, indices: Any) -> Computed:
+    return Computed.of(ds._gm_items(indices))

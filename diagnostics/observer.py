@@ -33,7 +33,7 @@ from gristmill.dataset.bases.observing import (
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.dataset.watching import observe_as, observed_as, unobserve
-from gristmill.diagnostics.annotations import annotated
+from gristmill.diagnostics.jax_profiles import annotated
 from gristmill.diagnostics.metrics.measuring import measured
 from gristmill.diagnostics.observed_maps import ObservedMaps
 from gristmill.diagnostics.probe import (
@@ -279,11 +279,8 @@ class Observer:
             maps = ObservedMaps(ds, probe.inputs[0], self._local, self._timed, annotates=annotates)
             return maps.replaced(ds)
         except Exception:  # of a user's class that cannot be copied
-            _log.warning(
-                "what comes before %s cannot be observed, and runs as it is",
-                probe.name,
-                exc_info=True,
-            )
+            text = "what comes before %s cannot be observed, and runs as it is"
+            _log.warning(text, probe.name, exc_info=True)
             return ds
 
     def _attach(self, probe: Probe, pool: Any) -> None:

@@ -49,15 +49,17 @@ _MAX_LEFT = 20
 _MISSED_SHARE = 0.02
 _COUNTING = 1  # modes of a lane: what is called is counted alone,
 _TIMING = 2  # or timed as well; None: no call is in progress
+# Counts of a stage that are added up.
+_SUMS = (
+    *("bytes_read", "cpu", "elements", "errors"),
+    *("own", "sampled", "sampled_bytes", "stood_for"),
+)
 
 
 class StageCounts:
     """The counts of one thread for one stage. Times in nanoseconds."""
 
-    __slots__ = (
-        *("attend_at", "bytes_read", "cpu", "elements", "errors", "histogram"),
-        *("least", "most", "own", "sampled", "sampled_bytes", "stood_for"),
-    )
+    __slots__ = (*_SUMS, "attend_at", "histogram", "least", "most")
 
     def __init__(self) -> None:
         self.elements = self.errors = 0
@@ -72,15 +74,9 @@ class StageCounts:
         self.histogram: Histogram | None = None
 
     def add(self, other: StageCounts) -> None:
-        self.elements += other.elements
-        self.errors += other.errors
-        self.stood_for += other.stood_for
-        self.own += other.own
-        self.cpu += other.cpu
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.least, self.most = min(self.least, other.least), max(self.most, other.most)
-        self.sampled += other.sampled
-        self.sampled_bytes += other.sampled_bytes
-        self.bytes_read += other.bytes_read
         if other.histogram is not None:
             self.histogram = self.histogram or Histogram()
             self.histogram.add_all(other.histogram)

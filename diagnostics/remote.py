@@ -21,11 +21,14 @@ from typing import Any
 from gristmill.core.config import config
 from gristmill.dataset.watching import report_joining
 from gristmill.diagnostics.ahead import BudgetUse, budgets_of
-from gristmill.diagnostics.annotations import annotate_while_profiling
-from gristmill.diagnostics.load import cpu_demand_ns
+from gristmill.diagnostics.jax_profiles import (
+    ProfiledWorkers,
+    annotate_while_profiling,
+    serve_profiles,
+)
 from gristmill.diagnostics.probe import Probe, StageCounts, clock
+from gristmill.diagnostics.processes import cpu_demand_ns
 from gristmill.diagnostics.stacks import show_stacks_when_asked
-from gristmill.diagnostics.worker_profiles import ProfiledWorkers, serve_profiles
 from gristmill.workers.imports import slow_imports
 from gristmill.workers.setup import is_worker
 
@@ -138,17 +141,8 @@ def _complete(cells: list[StageCounts], top: Probe) -> None:
 def lanes_of(observer: Any, process: str) -> list[LaneRecord]:
     lanes = []
     for lane in [*observer.lanes]:
-        now = [cell.own for cell in lane.cells]
-        marks = [*lane.marks, (clock(), now)]
-        lanes.append(
-            LaneRecord(
-                process,
-                lane.name,
-                lane.began,
-                marks,
-                [*lane.events] if lane.events is not None else [],
-            )
-        )
+        marks = [*lane.marks, (clock(), [cell.own for cell in lane.cells])]
+        lanes.append(LaneRecord(process, lane.name, lane.began, marks, [*(lane.events or ())]))
     return lanes
 
 
@@ -195,23 +189,22 @@ class WorkerGroup:
 
     def _start(self, worker: Any) -> bytes:
         observer = self._observer()
-        max_events, measures = (
-            (0, False) if observer is None else (observer.max_events, observer.measures)
-        )
-        # which no other object could reach
+        # the profiler of this process cannot reach other nodes
         serves_profiles = config.enable_multiprocess_worker_profiling and not _node(worker)
-        return pickle.dumps(_Start(self._token, max_events, measures, serves_profiles))
+        start = _Start(
+            self._token,
+            max_events=0 if observer is None else observer.max_events,
+            measures=observer is not None and observer.measures,
+            serves_profiles=serves_profiles,
+        )
+        return pickle.dumps(start)
 
     def update_profiler(self) -> None:
         """Lets the profiler of this process know of the workers that serve profiles."""
-        reports = [self._report_of(worker) for worker in self._workers if worker.is_alive()]
-        self._profiled.update(
-            {
-                x.process_id: x.profiler_port
-                for x in reports
-                if x is not None and x.profiler_port is not None
-            }
-        )
+        found = [self._report_of(worker) for worker in self._workers if worker.is_alive()]
+        reports = [x for x in found if x is not None]
+        ports = {x.process_id: x.profiler_port for x in reports if x.profiler_port is not None}
+        self._profiled.update(ports)
 
     def stop(self) -> None:
         pool = self._pool
@@ -234,27 +227,17 @@ class WorkerGroup:
         index, node = worker.index, _node(worker)
         worker_of: Callable[[], Any] = weakref.ref(worker)
 
-        def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-            def next_message(*args: Any) -> Any:
-                began = clock()
-                try:
-                    return original(worker_of(), *args)
-                finally:
-                    self._waited[node] += clock() - began
-
-            return next_message
-
-        def receiving(original: Callable[..., Any]) -> Callable[..., Any]:
-            def receive(*args: Any) -> Any:
-                began = clock()
-                try:
-                    return original(worker_of(), *args)
-                finally:
-                    self._received[node] += clock() - began
+        def timed(spent: Counter[str], original: Callable[..., Any], *args: Any) -> Any:
+            began = clock()
+            try:
+                return original(worker_of(), *args)
+            finally:
+                spent[node] += clock() - began
+                if spent is self._received:
                     self._latest[index] = worker_of().last_report
 
-            return receive
-
+        waiting = partial(partial, timed, self._waited)
+        receiving = partial(partial, timed, self._received)
         worker.set_instruments(waiting, receiving)
         worker.call(self._start(worker))
 
@@ -324,9 +307,7 @@ def _wall() -> int:
 def _on_node(lane: LaneRecord, node: str, shift: int) -> LaneRecord:
     """Return the record with times by this machine's clock."""
     marks = [(t + shift, own) for t, own in lane.marks]
-    events = [
-        (began + shift, ended + shift, stage, num) for began, ended, stage, num in lane.events
-    ]
+    events = [(a + shift, b + shift, stage, num) for a, b, stage, num in lane.events]
     return LaneRecord(f"node {node}, {lane.process}", lane.name, lane.began + shift, marks, events)
 
 
@@ -354,28 +335,26 @@ def merge(records: list[StageRecord], others: list[StageRecord]) -> None:
             record.memory_wait += other.memory_wait
 
 
+@dataclass
 class _Start:
     """Called in a worker: begins to observe it."""
 
-    def __init__(
-        self, token: bytes, max_events: int, measures: bool, serves_profiles: bool
-    ) -> None:
-        self._token = token
-        self._max_events = max_events
-        self._measures = measures
-        self._serves_profiles = serves_profiles
+    token: bytes
+    max_events: int
+    measures: bool
+    serves_profiles: bool
 
     def __call__(self, worker: Any) -> None:
-        if worker.outbox.report is None or worker.outbox.report.__self__.token != self._token:
+        if worker.outbox.report is None or worker.outbox.report.__self__.token != self.token:
             _stop(worker)
-            reporter = _Reporter(worker, self._token, self._measures)
+            reporter = _Reporter(worker, self.token, self.measures)
             worker.outbox.report = reporter.report
             if is_worker():  # rather than a thread of the consumer's process
                 show_stacks_when_asked()
-                if self._serves_profiles:
+                if self.serves_profiles:
                     reporter.profiler_port = serve_profiles()
-        if self._max_events:
-            worker.outbox.report.__self__.record(self._max_events)
+        if self.max_events:
+            worker.outbox.report.__self__.record(self.max_events)
 
 
 def _cpu_demand_ns() -> int:
@@ -412,12 +391,8 @@ class _Reporter:
         self._next = 0
         self._encoding = self._waiting = self._storing = 0
         self._is_at_work = True  # or has nothing to do before it is started again
-        worker.set_instruments(
-            lambda original: partial(self._start, original),
-            lambda original: partial(self._encode, original),
-            lambda original: partial(self._receive, original),
-            lambda original: partial(self._hand_over, original),
-        )
+        instruments = (self._start, self._encode, self._receive, self._hand_over)
+        worker.set_instruments(*[partial(partial, instrument) for instrument in instruments])
         self._join()
 
     def stop(self) -> None:
@@ -481,18 +456,18 @@ class _Reporter:
             records_of(observer),
             None if root is None else root.number,
             lanes_of(observer, f"worker {index}"),
-            # as if it had not been there
-            self._began + self._worker.waited_ns - self._waited_before,
-            began,
-            self._encoding,
-            self._waiting,
-            self._cpu,
-            self.token,
-            self.profiler_port,
-            self._storing,
-            budgets_of(observer, f"worker {index}"),
-            slow_imports(),
-            _wall(),
+            # as if the work for other workers of this process had taken no time
+            began=self._began + self._worker.waited_ns - self._waited_before,
+            now=began,
+            encoding=self._encoding,
+            waiting=self._waiting,
+            cpu=self._cpu,
+            token=self.token,
+            profiler_port=self.profiler_port,
+            storing=self._storing,
+            budgets=budgets_of(observer, f"worker {index}"),
+            imports=slow_imports(),
+            wall=_wall(),
         )
         data = pickle.dumps(report)
         ended = clock()

@@ -57,22 +57,21 @@ class ShuffleQuality:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all figures, JSON-able."""
-        return {name: value for name, value in asdict(self).items() if name != "_points"} | {
-            "ratio": self.ratio
-        }
+        found = asdict(self) | {"ratio": self.ratio}
+        del found["_points"]
+        return found
 
     def __str__(self) -> str:
-        blocks = (
-            "not known"
-            if self.blocks_per_batch is None
-            else f"{self.blocks_per_batch:.1f} per batch"
-        )
-        return (
+        blocks = self.blocks_per_batch
+        lines = [
             f"distance of batches from the whole: {self.distance:.3f} ({self.ratio:.2f} of a"
-            f" complete shuffle's {self.ideal:.3f})\ncorrelation of neighbours:"
-            f" {self.correlation:.3f}\nblocks touched: {blocks}\nlooked at: {self.num_batches}"
-            f" batches of {self.batch_size}, {self.num_classes} classes"
-        )
+            f" complete shuffle's {self.ideal:.3f})",
+            f"correlation of neighbours: {self.correlation:.3f}",
+            f"blocks touched: {'not known' if blocks is None else f'{blocks:.1f} per batch'}",
+            f"looked at: {self.num_batches} batches of {self.batch_size},"
+            f" {self.num_classes} classes",
+        ]
+        return "\n".join(lines)
 
     def svg(self) -> str:
         """Returns a picture: elements from left to right, their classes from top to bottom. A
@@ -192,10 +191,10 @@ def _batches(
     """Yields elements that exist, and the positions of their records in the source where known."""
     if isinstance(ds, MapDataset):
         num = len(ds) // size
-        for i in range(min(num, most)):
-            indices = range(
-                i * num // min(num, most) * size, (i * num // min(num, most) + 1) * size
-            )
+        most = min(num, most)
+        for i in range(most):
+            start = i * num // most * size
+            indices = range(start, start + size)
             elements = list(ds._gm_items(indices)) if needs_elements else list(indices)
             yield [x for x in elements if x is not None], _record_keys(ds, indices)
         return

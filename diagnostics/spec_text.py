@@ -71,11 +71,8 @@ def _nbytes(element: Any) -> int:
     if kind is dict:
         return sum([_nbytes(value) for value in element.values()])
     if kind is list or kind is tuple:
-        return (
-            0
-            if _PLAIN.issuperset(map(type, element))
-            else sum([_nbytes(value) for value in element])
-        )
+        is_plain = _PLAIN.issuperset(map(type, element))
+        return 0 if is_plain else sum([_nbytes(value) for value in element])
     if kind in _PLAIN:
         return 0
     if isinstance(element, str | bytes | bytearray):
@@ -83,11 +80,11 @@ def _nbytes(element: Any) -> int:
     nbytes = getattr(element, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes
-    return sum([_nbytes(value) for value in _children(element).values()])
+    return sum([_nbytes(value) for value in children(element).values()])
 
 
-def _children(element: Any) -> Mapping[Any, Any]:
-    """Returns the parts of a container by name or number; none of a leaf."""
+def children(element: Any) -> Mapping[Any, Any]:
+    """Returns the parts of a container by key, name or number; none of a leaf."""
     if isinstance(element, Mapping):
         return element
     if isinstance(element, list | tuple):
@@ -106,17 +103,11 @@ def _text(element: Any) -> str:
     if hasattr(element, "shape") and hasattr(element, "dtype"):
         return _array_text(element)
     if isinstance(element, Mapping):
-        return (
-            "{"
-            + _listed(
-                [f"{key!r}: {_quoted(value)}" for key, value in _first(element.items())],
-                len(element),
-            )
-            + "}"
-        )
+        texts = [f"{key!r}: {_quoted(value)}" for key, value in _first(element.items())]
+        return f"{{{_listed(texts, len(element))}}}"
     if isinstance(element, list | tuple) and not hasattr(element, "_fields"):
         return _sequence_text(element)
-    parts = _children(element)
+    parts = children(element)
     if parts:
         texts = [f"{name}={_quoted(part)}" for name, part in _first(parts.items())]
         return f"{kind}({_listed(texts, len(parts))})"

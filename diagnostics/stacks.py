@@ -34,11 +34,7 @@ def stack_text(ident: int | None, leave_out: tuple[str, ...] = ()) -> str:
     if frame is None:
         return ""
     summary = traceback.extract_stack(frame)
-    of_interest = (
-        [entry for entry in summary if not entry.filename.startswith(leave_out)]
-        if leave_out
-        else summary
-    )
+    of_interest = [entry for entry in summary if not entry.filename.startswith(leave_out)]
     return "".join(traceback.format_list(of_interest or summary[-3:]))
 
 

@@ -202,18 +202,16 @@ def library_folders() -> tuple[str, ...]:
 
 def _innermost(frame: FrameType | None) -> str:
     """Returns the innermost stage that a thread is in, and the elements that it computes."""
-    elements = ""
     while frame is not None:
         variables = frame.f_locals
         owner = variables.get("self", variables.get("stage"))
         if isinstance(owner, DatasetIterator | DatasetNode | Stream):
             indices = [variables["index"]] if "index" in variables else variables.get("indices")
-            if indices is not None and len(indices):
-                first, last = int(indices[0]), int(indices[-1])
-                elements = (
-                    f", element {first}" if first == last else f", elements {first} to {last}"
-                )
-            return f"{owner}{elements}"
+            if indices is None or not len(indices):
+                return str(owner)
+            first, last = int(indices[0]), int(indices[-1])
+            elements = f"element {first}" if first == last else f"elements {first} to {last}"
+            return f"{owner}, {elements}"
         frame = frame.f_back
     return ""
 

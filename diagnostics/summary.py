@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -11,6 +12,7 @@ from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.diagnostics.ahead import BudgetUse, ahead_text, budgets_of
 from gristmill.diagnostics.probe import StageCounts
 from gristmill.diagnostics.remote import (
+    LaneRecord,
     StageRecord,
     WorkerGroup,
     WorkerReport,
@@ -18,7 +20,7 @@ from gristmill.diagnostics.remote import (
     merge,
     records_of,
 )
-from gristmill.diagnostics.table import Column, Table
+from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import size_text, time_text
 
 
@@ -108,20 +110,18 @@ class StageSummary:
 
 
 _MAX_COMPONENTS = 8  # that are shown
-_MAX_DECISIONS = 5
+MAX_DECISIONS = 5  # the last ones
 
 
 def _drawn_text(components: dict[str, dict[str, int]]) -> str:
     most = sorted(components.items(), key=lambda item: -item[1]["elements"])
-    total = {
-        key: max(1, sum([counts[key] for counts in components.values()]))
-        for key in ("elements", "lengths")
-    }
+    num_elements = sum([counts["elements"] for counts in components.values()]) or 1
+    whole_length = sum([counts["lengths"] for counts in components.values()]) or 1
     parts = []
     for name, counts in most[:_MAX_COMPONENTS]:
         num, length = counts["elements"], counts["lengths"]
-        of_length = f", {length / total['lengths']:.0%} of the length" if length != num else ""
-        parts.append(f"{name[:80]} {num:,} ({num / total['elements']:.0%}{of_length})")
+        of_length = f", {length / whole_length:.0%} of the length" if length != num else ""
+        parts.append(f"{name[:80]} {num:,} ({num / num_elements:.0%}{of_length})")
     left = len(most) - _MAX_COMPONENTS
     return ", ".join(parts) + (f" and {left} more" if left > 0 else "")
 
@@ -195,41 +195,31 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         """The draw counts of the components of mixtures of streams, the largest first; empty
         without a mixture.
         """
-        mixtures = [node for node in self.nodes.values() if node.components]
-        return "; ".join(
-            [f"drawn by {node.id}: {_drawn_text(node.components)}" for node in mixtures]
-        )
+        mixtures = [x for x in self.nodes.values() if x.components]
+        return "; ".join([f"drawn by {x.id}: {_drawn_text(x.components)}" for x in mixtures])
 
     @property
     def too_long(self) -> str:
         """The number of elements longer than the last boundary, by stage; empty if there were
         none.
         """
-        parts = ", ".join(
-            [f"{node.num_long:,} in {node.name}" for node in self.nodes.values() if node.num_long]
-        )
-        return f"longer than the last boundary: {parts}" if parts else ""
+        parts = [f"{x.num_long:,} in {x.name}" for x in self.nodes.values() if x.num_long]
+        return f"longer than the last boundary: {', '.join(parts)}" if parts else ""
 
     @property
     def remarks(self) -> list[str]:
         """The remarks below the table."""
-        lines = [
-            line for line in (self.read_ahead, self.drawn, self.skipped, self.too_long) if line
-        ]
-        return [*lines, *[f"auto: {decision}" for decision in self.decisions[-_MAX_DECISIONS:]]]
+        lines = (self.read_ahead, self.drawn, self.skipped, self.too_long)
+        return [*filter(None, lines), *[f"auto: {x}" for x in self.decisions[-MAX_DECISIONS:]]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain data."""
-        nodes = {
-            str(key): {**asdict(node), "inputs": list(node.inputs)}
-            for key, node in self.nodes.items()
-        }
-        budgets = [asdict(budget) for budget in self.budgets]
-        times = {"elapsed_ns": self.elapsed_ns, "waited_ns": self.waited_ns}
+        nodes = {str(i): asdict(node) | {"inputs": [*node.inputs]} for i, node in self.items()}
         return {
             "nodes": nodes,
-            **times,
-            "budgets": budgets,
+            "elapsed_ns": self.elapsed_ns,
+            "waited_ns": self.waited_ns,
+            "budgets": [asdict(budget) for budget in self.budgets],
             "faults": self.faults,
             "decisions": [*self.decisions],
             "imports": {**self.imports},
@@ -239,12 +229,12 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         return json.dumps(self.to_dict(), indent=2)
 
     @property
-    def table(self) -> Table:
+    def table(self) -> DataTable:
         """The stages, that with the largest share of waiting first."""
         bottleneck = self.bottleneck
         mark = Column("id", lambda x: f"{'>' if x is bottleneck else ' '} {x.id}")
         nodes = sorted(self.nodes.values(), key=lambda node: -node.wait_time_ratio)
-        return Table([mark, *_COLUMNS], nodes)
+        return DataTable([mark, *_COLUMNS], nodes)
 
     def __str__(self) -> str:
         return "\n".join([self.table.ruled(), *self.remarks])
@@ -351,16 +341,13 @@ class WorkerLoad:
 
 def on_all_nodes(loads: list[WorkerLoad]) -> list[WorkerLoad]:
     """Return the loads of stages, those of all nodes together."""
+    names = [x.name for x in fields(WorkerLoad) if x.name not in ("stage", "node")]
     whole: dict[int, WorkerLoad] = {}
     for load in loads:
         other = whole.get(load.stage)
         if other is not None:
-            names = [x.name for x in fields(WorkerLoad) if x.name not in ("stage", "node")]
-            load = replace(
-                load,
-                node="",
-                **{name: getattr(load, name) + getattr(other, name) for name in names},
-            )
+            sums = {name: getattr(load, name) + getattr(other, name) for name in names}
+            load = replace(load, node="", **sums)
         whole[load.stage] = load
     return [*whole.values()]
 
@@ -394,9 +381,8 @@ class Snapshot:
 
     @property
     def elements_per_second(self) -> float:
-        return (
-            self.num_elements / (self.summary.elapsed_ns / 1e9) if self.summary.elapsed_ns else 0.0
-        )
+        elapsed = self.summary.elapsed_ns
+        return 1e9 * self.num_elements / elapsed if elapsed else 0.0
 
     @property
     def starved_ratio(self) -> float:
@@ -404,64 +390,63 @@ class Snapshot:
         return self.summary.waited_ns / self.summary.elapsed_ns if self.summary.elapsed_ns else 0.0
 
 
+def delays_text(delay_ns: Mapping[int, float]) -> str:
+    """Returns percentiles of delays as text.
+
+    Example:
+        >>> delays_text({50: 1200, 99: 3_000_000})
+        'p50 1.20 µs, p99 3.00 ms'
+    """
+    return ", ".join([f"p{percent} {time_text(ns)}" for percent, ns in delay_ns.items()])
+
+
 def take_snapshot(observer: Any) -> Snapshot:
     """Return the counts of an observer so far, its workers included."""
     records = records_of(observer)
     places: dict[int, str] = {}
-    transport: dict[int, int] = {}
     timelines = [(lane, 0) for lane in lanes_of(observer, "main")]
     loads: list[WorkerLoad] = []
     budgets, imports = budgets_of(observer, "main"), dict[str, float]()
     for number, group in [*observer.groups.items()]:
         reports = group.reports()
-        for report in reports:
-            for module, seconds in report.imports.items():
-                imports[module] = max(seconds, imports.get(module, 0.0))
+        for module, seconds in [item for report in reports for item in report.imports.items()]:
+            imports[module] = max(seconds, imports.get(module, 0.0))
         offset = len(records)
         root = _add_workers(records, reports, places)
         if root is not None:
             records[number].inputs.append(root)
-            by_node = [
-                _load_of(number, node, reports, group)
-                for node in sorted({report.node for report in reports})
-            ]
-            transport[number] = sum(
-                [load.encoding_ns + load.storing_ns + load.decoding_ns for load in by_node]
-            )
             timelines += [(lane, offset) for report in reports for lane in report.lanes]
-            loads += by_node
-            budgets += [
-                budget for report in reports if report.is_there for budget in report.budgets
-            ]
+            nodes = sorted({report.node for report in reports})
+            loads += [_load_of(number, node, reports, group) for node in nodes]
+            budgets += [budget for x in reports if x.is_there for budget in x.budgets]
     output = observer.output
     delays = {percent: output.delays.percentile(percent / 100) for percent in (50, 95, 99)}
     if observer.root is None:
         return Snapshot(ExecutionSummary({}), 0, delays, [], [])
     order = _ids(records, observer.root.number)
-    threads = [
-        ThreadTimeline(
-            lane.process,
-            lane.name,
-            lane.began,
-            [
-                (t, {order[i + offset]: own for i, own in enumerate(owns) if i + offset in order})
-                for t, owns in lane.marks
-            ],
-            [(a, b, order[i + offset], n) for a, b, i, n in lane.events if i + offset in order],
-        )
-        for lane, offset in timelines
-    ]
-    summary = _summary(observer, records, order, places, transport)
-    summary = replace(
-        summary,
-        budgets=tuple(budgets),
-        faults={**observer.faults},
-        decisions=_decisions(observer, budgets),
-        imports=imports,
+    summary = ExecutionSummary(
+        _stages(observer, records, order, places, loads),
+        output.last - output.first if output.first is not None else 0,
+        output.waited,
+        tuple(budgets),
+        {**observer.faults},
+        _decisions(observer, budgets),
+        imports,
     )
+    threads = [_timeline(lane, offset, order) for lane, offset in timelines]
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
     marks = [(output.first or 0, 0), *output.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)
+
+
+def _timeline(lane: LaneRecord, offset: int, order: dict[int, int]) -> ThreadTimeline:
+    """Return the record of a thread, with the ids of stages in place of their places."""
+    marks = [
+        (t, {order[i + offset]: own for i, own in enumerate(owns) if i + offset in order})
+        for t, owns in lane.marks
+    ]
+    events = [(a, b, order[i + offset], n) for a, b, i, n in lane.events if i + offset in order]
+    return ThreadTimeline(lane.process, lane.name, lane.began, marks, events)
 
 
 def _decisions(observer: Any, budgets: list[BudgetUse]) -> tuple[str, ...]:
@@ -491,61 +476,56 @@ def _load_of(stage: int, node: str, reports: list[WorkerReport], group: WorkerGr
     )
 
 
-def summarize(observer: Any) -> ExecutionSummary:
-    """Return the stages of an observed pipeline."""
-    return take_snapshot(observer).summary
-
-
-def _summary(
+def _stages(
     observer: Any,
     records: list[StageRecord],
     order: dict[int, int],
     places: dict[int, str],
-    transport: dict[int, int],
-) -> ExecutionSummary:
+    loads: list[WorkerLoad],
+) -> dict[int, StageSummary]:
+    transport: Counter[int] = Counter()
+    for load in loads:
+        transport[load.stage] += load.encoding_ns + load.storing_ns + load.decoding_ns
     ratios = _ratios(records, observer.root.number, transport)
-    depths = {
-        probe.number: probe.depth() for probe in observer.probes if probe.category == "prefetch"
-    }
-    threads = {probe.number: probe.num_threads for probe in observer.probes}
+    probes = {probe.number: probe for probe in observer.probes}
     components, num_long = observer.components(), _num_long(observer)
     names = _names_of_components(records, order)
     nodes = {}
     for number, id_ in order.items():
-        record = records[number]
-        cell, inputs = record.cell, [records[i] for i in record.inputs if i in order]
-        num_inputs = sum([x.cell.elements for x in inputs])
+        record, probe = records[number], probes.get(number)
+        cell, inputs = record.cell, [i for i in record.inputs if i in order]
+        num_inputs = sum([records[i].cell.elements for i in inputs])
+        is_prefetch = record.category == "prefetch"
         nodes[id_] = StageSummary(
-            id_,
-            record.name,
-            tuple([order[i] for i in record.inputs if i in order]),
-            ratios[number],
-            cell.own,
-            cell.least if cell.most or cell.elements else 0,
-            cell.most,
-            cell.elements,
-            record.spec,
-            number == observer.root.number,
-            record.category == "prefetch",
-            sum([_num_bytes(x.cell) for x in inputs]),
-            _num_bytes(cell),
-            record.category,
-            places.get(number, _place(records, order, number)),
-            min(1.0, cell.elements / num_inputs) if record.drops and num_inputs else None,
-            depths.get(number),
-            cell.errors,
-            threads.get(number),
-            record.thread_wait,
-            record.memory_wait,
-            components.get(number, {}),
-            num_long.get(number),
-            cell.cpu if observer.times_threads else None,
-            names.get(number, ""),
+            id=id_,
+            name=record.name,
+            inputs=tuple([order[i] for i in inputs]),
+            wait_time_ratio=ratios[number],
+            total_processing_time_ns=cell.own,
+            min_processing_time_ns=cell.least if cell.most or cell.elements else 0,
+            max_processing_time_ns=cell.most,
+            num_produced_elements=cell.elements,
+            output_spec=record.spec,
+            is_output=number == observer.root.number,
+            is_prefetch=is_prefetch,
+            bytes_consumed=sum([_num_bytes(records[i].cell) for i in inputs]),
+            bytes_produced=_num_bytes(cell),
+            category=record.category,
+            place=places.get(number) or _place(records, order, number),
+            kept_ratio=min(1.0, cell.elements / num_inputs)
+            if record.drops and num_inputs
+            else None,
+            buffered=probe.depth() if probe is not None and is_prefetch else None,
+            num_errors=cell.errors,
+            num_threads=None if probe is None else probe.num_threads,
+            thread_wait_ns=record.thread_wait,
+            memory_wait_ns=record.memory_wait,
+            components=components.get(number, {}),
+            num_long=num_long.get(number),
+            cpu_time_ns=cell.cpu if observer.times_threads else None,
+            component=names.get(number, ""),
         )
-    output = observer.output
-    return ExecutionSummary(
-        nodes, output.last - output.first if output.first is not None else 0, output.waited
-    )
+    return nodes
 
 
 def _names_of_components(records: list[StageRecord], order: Iterable[int]) -> dict[int, str]:
@@ -571,10 +551,8 @@ def _num_long(observer: Any) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for it in observer.alive():
-        probe, num = (
-            observer.probe_of(it),
-            it._gm_engine.num_long(it.pos) if isinstance(it, StreamIterator) else None,
-        )
+        probe = observer.probe_of(it)
+        num = it._gm_engine.num_long(it.pos) if isinstance(it, StreamIterator) else None
         if probe is not None and num is not None:
             found[probe.number] = found.get(probe.number, 0) + num
     return found
@@ -664,8 +642,4 @@ def _ratios(
                     ratios[i] = before  # nothing is known of what it waits for
 
     share_out([root], 1.0, None)
-    return (
-        {number: round(ratio, 4) for number, ratio in ratios.items()}
-        if any(ratios.values())
-        else ratios
-    )
+    return {number: round(ratio, 4) for number, ratio in ratios.items()}

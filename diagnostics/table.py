@@ -43,7 +43,7 @@ class Column:
         return self.missing if value is None else self.text(value)
 
 
-class Table:
+class DataTable:
     """Rows, each of which is an object that columns take their values from.
 
     Args:
@@ -52,7 +52,7 @@ class Table:
 
     Example:
         >>> share = Column("share", lambda row: row[1], "{:.0%}".format, align=">")
-        >>> table = Table(
+        >>> table = DataTable(
         ...     [Column("stage", lambda row: row[0]), share], [("read", 1), ("map", None)]
         ... )
         >>> print(table)
@@ -75,10 +75,11 @@ class Table:
         """Returns the values of each row by the names of their columns."""
         return [{x.name or x.title: x.value(row) for x in self.columns} for row in self.rows]
 
-    def without_empty_columns(self) -> Table:
-        """Returns the same table without columns whose cells are all empty."""
-        kept = [x for x in self.columns if any([x.cell(row) for row in self.rows])]
-        return Table(kept, self.rows)
+    def without_empty_columns(self) -> DataTable:
+        """Returns the same table without columns, but for the first, whose cells are all empty."""
+        first, *others = self.columns
+        kept = [x for x in others if any([x.cell(row) for row in self.rows])]
+        return DataTable([first, *kept], self.rows)
 
     def lines(self, *, has_titles: bool = True) -> list[str]:
         """Returns the titles and the rows, one to a line, the columns below one another."""

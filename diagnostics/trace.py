@@ -17,26 +17,19 @@ def trace_json(snapshot: Snapshot) -> str:
     nested.
     """
     events: list[dict[str, Any]] = []
+
+    def note(kind: str, args: dict[str, Any], **place: int) -> None:
+        events.append({"ph": "M", "name": kind, **place, "args": args})
+
     processes = dict.fromkeys([line.process for line in snapshot.threads])
     numbers = {name: i for i, name in enumerate(processes)}
-    begins = [event[0] for line in snapshot.threads for event in line.events]
-    start = min(begins, default=0)
+    start = min([event[0] for line in snapshot.threads for event in line.events], default=0)
     for name, number in numbers.items():
-        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
-        events.append(
-            {"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}}
-        )
+        note("process_name", {"name": name}, pid=number)
+        note("process_sort_index", {"sort_index": number}, pid=number)
     for thread, line in enumerate(snapshot.threads):
         pid = numbers[line.process]
-        events.append(
-            {
-                "ph": "M",
-                "name": "thread_name",
-                "pid": pid,
-                "tid": thread,
-                "args": {"name": line.thread},
-            }
-        )
+        note("thread_name", {"name": line.thread}, pid=pid, tid=thread)
         for began, ended, stage, num in line.events:
             node = snapshot.summary[stage]
             events.append(

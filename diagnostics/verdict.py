@@ -15,8 +15,14 @@ from gristmill.dataset.bases.observing import running_upstream
 from gristmill.diagnostics.advice import Advisor, Machine, Settings
 from gristmill.diagnostics.alone import Alone
 from gristmill.diagnostics.capacity import CONSUMER, MIN_GAIN, Capacity, alike_stages, spread
-from gristmill.diagnostics.load import free_memory
-from gristmill.diagnostics.summary import Snapshot, StageSummary, WorkerLoad
+from gristmill.diagnostics.processes import free_memory
+from gristmill.diagnostics.summary import (
+    MAX_DECISIONS,
+    Snapshot,
+    StageSummary,
+    WorkerLoad,
+    delays_text,
+)
 from gristmill.diagnostics.units import rate_text, time_text
 from gristmill.workers.ray_cluster import cluster_cpus
 
@@ -27,7 +33,7 @@ IN_TIME = 0.2  # the share of waiting below which the stages need not be disting
 _MAX_RANGE = 2.25  # the largest ratio of two ceilings that is reported as one number
 _KINDS = {"read": "source", "preprocessing": "transform", "prefetch": "transport"}
 _MAX_REPR = 300  # characters
-_MAX_DECISIONS = _MAX_IMPORTS = 5
+_MAX_IMPORTS = 5
 
 
 @dataclass(frozen=True)
@@ -81,22 +87,15 @@ class Diagnosis:
     is_certain: bool = True
 
     def __str__(self) -> str:
-        delays = ", ".join(
-            [f"p{percent} {time_text(delay)}" for percent, delay in self.delay_ns.items()]
-        )
+        summary = self.snapshot.summary
         lines = [
             self.sentence,
-            (
-                f"{rate_text(self.elements_per_second)}; the consumer waited"
-                f" {self.starved_ratio:.0%} of the time (each: {delays})"
-            ),
+            f"{rate_text(self.elements_per_second)}; the consumer waited {self.starved_ratio:.0%}"
+            f" of the time (each: {delays_text(self.delay_ns)})",
             *[f"- {text}" for text in self.recommendations],
-            *_import_texts(self.snapshot.summary.imports),
+            *_import_texts(summary.imports),
             *[_load_text(load) for load in self.snapshot.workers if load.node],
-            *[
-                f"auto: {decision}"
-                for decision in self.snapshot.summary.decisions[-_MAX_DECISIONS:]
-            ],
+            *[f"auto: {decision}" for decision in summary.decisions[-MAX_DECISIONS:]],
         ]
         return "\n".join(lines)
 
@@ -113,12 +112,8 @@ def _import_texts(imports: Mapping[str, float]) -> list[str]:
     """Return one line about the imports of workers that take long."""
     if not imports:
         return []
-    named = ", ".join(
-        [
-            f"{name} ({seconds:.1f} s)"
-            for name, seconds in sorted(imports.items(), key=lambda pair: -pair[1])[:_MAX_IMPORTS]
-        ]
-    )
+    slowest = sorted(imports.items(), key=lambda pair: -pair[1])[:_MAX_IMPORTS]
+    named = ", ".join([f"{name} ({seconds:.1f} s)" for name, seconds in slowest])
     return [
         f"- Each worker process imports {named} before its first output, because functions of the"
         " pipeline use it or are in a module that does. Import what they do not need inside of the"
@@ -169,9 +164,9 @@ def diagnosis_of(
     machine = Machine(usable_cpus(), free_memory(), wanted)
     wanted_there = sum([load.cpu_ns for load in snapshot.workers if load.node]) / elapsed
     cpus_there = cluster_cpus() if wanted_there else 0
-    cluster = (
-        Machine(cpus_there, math.inf, wanted_there, "of the Ray cluster") if cpus_there else None
-    )
+    cluster = None
+    if cpus_there:
+        cluster = Machine(cpus_there, math.inf, wanted_there, "of the Ray cluster")
     capacity = Capacity(snapshot, settings.num_threads, machine.cpus, machine.waits, alone, cpu_ns)
     threads_wait = alone is None and _may_compete(snapshot, settings, machine)
     if alone is not None:
@@ -230,19 +225,15 @@ def _too_little(snapshot: Snapshot) -> Diagnosis:
         f"Too little to tell: the consumer got {snapshot.num_elements} elements while this was"
         " observed."
     )
-    rate, texts = (
-        snapshot.elements_per_second,
-        ["Observe it for longer."] if snapshot.summary else [],
-    )
     return Diagnosis(
         "unknown",
         None,
         sentence,
-        rate,
+        snapshot.elements_per_second,
         None,
         snapshot.starved_ratio,
         snapshot.delay_ns,
-        texts,
+        ["Observe it for longer."] if snapshot.summary else [],
         snapshot,
     )
 
@@ -279,17 +270,10 @@ class _Finding:
     def sentence(self) -> str:
         best, snapshot = self.parts[0], self._snapshot
         rate = rate_text(snapshot.elements_per_second)
-        gain = (
-            f"about {rate_text(best.ceiling_per_second)}"
-            if best.ceiling_per_second is not None
-            else "many more elements"
-        )
-        if self.stage is None:
-            why = f"it waits for data {snapshot.starved_ratio:.0%} of the time"
-        else:
-            why = (
-                f"{self.stage.wait_time_ratio:.0%} of the time that the consumer waits is due to it"
-            )
+        why = f"it waits for data {snapshot.starved_ratio:.0%} of the time"
+        if self.stage is not None:
+            ratio = self.stage.wait_time_ratio
+            why = f"{ratio:.0%} of the time that the consumer waits is due to it"
         text = f"Bound by {_name(best)}: {why}."
         if self._threads_wait:
             return (
@@ -305,6 +289,9 @@ class _Finding:
                 f" what is left holds the interpreter's lock (GIL), and {rate_text(high)}, if it"
                 f" releases it, instead of {rate}."
             )
+        gain = "many more elements"
+        if best.ceiling_per_second is not None:
+            gain = f"about {rate_text(best.ceiling_per_second)}"
         text += f" If it took no time, the pipeline would give {gain} instead of {rate}."
         if self.is_certain:
             return text
@@ -318,11 +305,9 @@ class _Finding:
 
 def _part_of(stage: StageSummary | None, left: float) -> PipelinePart:
     ceiling = 1e9 / left if left > 0 else None
-    return (
-        PipelinePart("consumer", None, ceiling)
-        if stage is None
-        else PipelinePart(_KINDS[stage.category], stage.name, ceiling)
-    )
+    if stage is None:
+        return PipelinePart("consumer", None, ceiling)
+    return PipelinePart(_KINDS[stage.category], stage.name, ceiling)
 
 
 def _name(part: PipelinePart) -> str:

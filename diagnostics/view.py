@@ -16,12 +16,12 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.watching import observed_by, report_joining
 from gristmill.diagnostics.alone import OneThread, alone, run_alone
-from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.attended import NEXT_SECONDS, START_SECONDS, Attended
 from gristmill.diagnostics.files import write_text
-from gristmill.diagnostics.load import cpu_demand_ns
+from gristmill.diagnostics.jax_profiles import annotate_while_profiling
 from gristmill.diagnostics.observer import Observer
 from gristmill.diagnostics.probe import clock
+from gristmill.diagnostics.processes import cpu_demand_ns
 from gristmill.diagnostics.stalls import watching
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, take_snapshot
 from gristmill.diagnostics.trace import trace_json

@@ -298,7 +298,7 @@ class TestEverywhere:
                 if "Checkpoint" not in name:
                     getattr(grain, name)
             from gristmill.core.cgroup import available_memory, usable_cpus
-            from gristmill.diagnostics.load import cpu_demand_ns, free_memory
+            from gristmill.diagnostics.processes import cpu_demand_ns, free_memory
             from gristmill.diagnostics.stacks import show_stacks_when_asked, worker_stacks
             from gristmill.diagnostics.stalls import library_folders
             grain.diagnostics.verdict.usable_cpus = lambda: 64  # never all busy

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from gristmill.core.locks import Signal
 from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.bases.next_index import set_next_index
 from gristmill.diagnostics.attended import Attended
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.loader import DataLoader
@@ -51,6 +52,20 @@ class ElementReader:
 
 def iterator_of(pipeline: Any) -> Any:
     return iter(pipeline) if isinstance(pipeline, DataLoader) else iterate(pipeline)
+
+
+def jumped(it: Any, index: int) -> bool:
+    """True if ``it`` could continue at an index without the elements before it; where elements are
+    dropped, they must be counted.
+    """
+    if dataset_iterator(it)._gm_has_gaps():
+        return False
+    try:
+        set_next_index(it, index)
+    except (NotImplementedError, ValueError):
+        # it cannot, or there are fewer, which are counted then
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import time
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,23 +22,32 @@ from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.descriptions.display import length_text, stage_length
 from gristmill.diagnostics.cli.elements import element_lines
-from gristmill.diagnostics.cli.reader import END, attended, ended_if_frozen, iterator_of, reading
+from gristmill.diagnostics.cli.reader import (
+    END,
+    attended,
+    ended_if_frozen,
+    iterator_of,
+    jumped,
+    reading,
+)
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.files import write_text
 from gristmill.diagnostics.graph import Graph, graph_of
 from gristmill.diagnostics.graph_files import write_graph
 from gristmill.diagnostics.graph_texts import stage_lines
-from gristmill.diagnostics.jumping import jumped
 from gristmill.diagnostics.seen_specs import seen_specs
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
-from gristmill.diagnostics.units import digits_text, time_text
+from gristmill.diagnostics.summary import delays_text
+from gristmill.diagnostics.units import digits_text
 from gristmill.diagnostics.verdict import Diagnosis
 from gristmill.diagnostics.view import diagnose, observe, progress_of, run
 
 Lines: TypeAlias = Generator[str, None, int]
 
 _FROZEN_SECONDS = 30.0
+_PERCENTS = (50, 95, 99)
 _MAX_TRACE_SECONDS = 1.0
+_NO_ELEMENTS = "the pipeline has no elements"
 
 
 def inspect(args: Namespace) -> Lines:
@@ -103,21 +113,15 @@ def diagnosis(args: Namespace) -> Lines:
         found = diagnose(
             pipeline, args.seconds, consumer=consumer, stall_seconds=args.stall_seconds
         )
-    yield (
-        json.dumps(_as_data(found), indent=2)
-        if args.json
-        else f"{found}\n\n{found.snapshot.summary}"
-    )
+    text = f"{found}\n\n{found.snapshot.summary}"
+    yield json.dumps(_as_data(found), indent=2) if args.json else text
     if args.html is not None:
         from gristmill.diagnostics.report import report_html
 
         _write("--html", args.html, report_html(found))
     if args.trace is not None:
-        _write(
-            "--trace",
-            args.trace,
-            _trace(pipeline, min(args.seconds, _MAX_TRACE_SECONDS), consumer, args.stall_seconds),
-        )
+        trace_seconds = min(args.seconds, _MAX_TRACE_SECONDS)
+        _write("--trace", args.trace, _trace(pipeline, trace_seconds, consumer, args.stall_seconds))
     return 0
 
 
@@ -162,51 +166,35 @@ def bench(args: Namespace) -> Lines:
     elements = Endless(pipeline)
     with attended(lambda: elements.it, elements.close, args.stall_seconds) as thread:
         with observe(elements.it):  # for what there is to say if it is stuck; only until it is warm
-            thread.call(
-                lambda: elements.take_sizes(args.warmup, sizes), progress=lambda: len(sizes)
-            )
+            warm = partial(elements.take_sizes, args.warmup, sizes)
+            thread.call(warm, progress=lambda: len(sizes))
         for _ in range(args.repeat):
             before = len(delays)
-            elapsed = thread.call(
-                lambda: elements.time(args.seconds, delays), progress=lambda: len(delays)
-            )
+            run_once = partial(elements.time, args.seconds, delays)
+            elapsed = thread.call(run_once, progress=lambda: len(delays))
             rates.append((len(delays) - before) / elapsed)
     rate, size = statistics.median(rates), statistics.mean(sizes)
-    percentiles = dict(
-        zip(
-            (50, 95, 99),
-            np.percentile(np.frombuffer(delays, np.int64), (50, 95, 99)).tolist(),
-            strict=True,
-        )
-    )
+    found = np.percentile(np.frombuffer(delays, np.int64), _PERCENTS).tolist()
+    data: dict[str, Any] = {
+        "elements_per_second": rate,
+        "elements_per_second_of_runs": rates,
+        "megabytes_per_second": rate * size / 1e6 if size else None,
+        "bytes_per_element": size or None,
+        "delay_ns": dict(zip(_PERCENTS, found, strict=True)),
+        "num_elements": len(delays),
+        "seconds": args.seconds,
+    }
     if args.json:
-        yield json.dumps(
-            {
-                "elements_per_second": rate,
-                "elements_per_second_of_runs": rates,
-                "megabytes_per_second": rate * size / 1e6 if size else None,
-                "bytes_per_element": size or None,
-                "delay_ns": percentiles,
-                "num_elements": len(delays),
-                "seconds": args.seconds,
-            },
-            indent=2,
-        )
+        yield json.dumps(data, indent=2)
         return 0
-    spread = (
-        f"  ({digits_text(min(rates))} to {digits_text(max(rates))} in {len(rates)} runs)"
-        if len(rates) > 1
-        else ""
-    )
+    spread, megabytes = "", "-  (no arrays, texts or bytes)"
+    if len(rates) > 1:
+        spread = f"  ({digits_text(min(rates))} to {digits_text(max(rates))} in {len(rates)} runs)"
+    if size:
+        megabytes = f"{digits_text(rate * size / 1e6)}  ({size:,.0f} bytes an element)"
     yield f"elements/s  {digits_text(rate)}{spread}"
-    megabytes = (
-        f"{digits_text(rate * size / 1e6)}  ({size:,.0f} bytes an element)"
-        if size
-        else "-  (no arrays, texts or bytes)"
-    )
     yield f"MB/s        {megabytes}"
-    texts = [f"p{percent} {time_text(delay)}" for percent, delay in percentiles.items()]
-    yield f"delay       {', '.join(texts)}"
+    yield f"delay       {delays_text(data['delay_ns'])}"
     return 0
 
 
@@ -238,7 +226,7 @@ class Endless:
             elif sizes:
                 self._begin()
             else:
-                raise CommandError("the pipeline has no elements", code=1)
+                raise CommandError(_NO_ELEMENTS, code=1)
 
     def time(self, seconds: float, delays: array[int]) -> float:
         """Takes elements for a time, at least one, appends how many nanoseconds each took, and
@@ -255,12 +243,9 @@ class Endless:
                 take()
             except StopIteration:
                 if num_at_end == len(delays):
-                    raise CommandError(
-                        "the pipeline has elements only once: it gives none when it starts again"
-                        if delays
-                        else "the pipeline has no elements",
-                        code=1,
-                    ) from None
+                    again = " only once: it gives none when it starts again"
+                    text = f"the pipeline has elements{again}" if delays else _NO_ELEMENTS
+                    raise CommandError(text, code=1) from None
                 num_at_end = len(delays)
                 self._begin()
                 take = self.it.__next__

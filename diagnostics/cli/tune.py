@@ -10,6 +10,7 @@ from argparse import Namespace
 from array import array
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from gristmill.core.options import AUTO_LANES, MAX_LANES, MultiprocessingOptions, ReadOptions
@@ -28,8 +29,8 @@ from gristmill.dataset.stages.stream_order import StreamOrderIterDataset
 from gristmill.diagnostics.cli.reader import attended
 from gristmill.diagnostics.cli.run import Endless, Lines
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
-from gristmill.diagnostics.process_tree import cpu_seconds, memory_bytes
-from gristmill.diagnostics.table import Column, Table
+from gristmill.diagnostics.processes import cpu_seconds, memory_bytes
+from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import digits_text, size_text, time_text
 from gristmill.diagnostics.verification.subject import Subject
 from gristmill.loader import DataLoader
@@ -93,7 +94,7 @@ def tune(args: Namespace) -> Lines:
     speeds: list[Speed] = []
     failures: dict[str, str] = {}
     if not args.json:
-        yield Table(_COLUMNS).lines()[0]
+        yield DataTable(_COLUMNS).lines()[0]
     for setting in sweep.settings():
         if speeds and speeds[-1].setting.has_processes:
             time.sleep(_PAUSE_SECONDS)
@@ -108,11 +109,12 @@ def tune(args: Namespace) -> Lines:
             continue
         speeds.append(speed)
         if not args.json:
-            yield Table(_COLUMNS, [speed]).lines()[1]
+            yield DataTable(_COLUMNS, [speed]).lines()[1]
     best = _best(speeds)
     code = sweep.code(best.setting)
     if args.json:
-        found = {"settings": [*map(_data, speeds)], "best": _data(best), "code": [*code]}
+        records = DataTable([*_OF_WORKERS, *_COLUMNS[1:]], speeds).records()
+        found = {"settings": records, "best": records[speeds.index(best)], "code": [*code]}
         yield json.dumps(found | {"not_measured": failures}, indent=2)
         return 0
     for reason in dict.fromkeys(failures.values()):
@@ -317,14 +319,20 @@ def _best(speeds: list[Speed]) -> Speed:
 
 _COLUMNS = (
     Column("workers", lambda x: x.setting, width=12),
-    Column("read threads", lambda x: x.setting.num_threads, align=">", width=12),
-    Column("elements/s", lambda x: x.elements_per_second, digits_text, align=">", width=10),
-    Column("CPUs", lambda x: x.cpus, digits_text, align=">", width=5),
-    Column("first output", lambda x: x.first_output_seconds * 1e9, time_text, align=">", width=12),
-    Column("memory", lambda x: x.memory_bytes, size_text, align=">", width=9),
+    Column(
+        "read threads", lambda x: x.setting.num_threads, align=">", width=12, name="num_threads"
+    ),
+    *[
+        Column(title, attrgetter(name), text, align=">", width=width, name=name)
+        for title, name, text, width in (
+            ("elements/s", "elements_per_second", digits_text, 10),
+            ("CPUs", "cpus", digits_text, 5),
+            ("first output", "first_output_seconds", lambda x: time_text(x * 1e9), 12),
+            ("memory", "memory_bytes", size_text, 9),
+        )
+    ],
 )
-
-
-def _data(speed: Speed) -> dict[str, Any]:
-    numbers = speed.as_dict()
-    return numbers.pop("setting").as_dict() | numbers
+_OF_WORKERS = (
+    Column("num_workers", lambda x: x.setting.num_workers),
+    Column("executor", lambda x: x.setting.executor),
+)

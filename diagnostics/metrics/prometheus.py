@@ -143,17 +143,12 @@ def start_from_environment() -> None:
     """Starts what the environment asks for; called by ``import gristmill``, which never fails
     because of it.
     """
-    if (
-        _variable(
-            "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"
-        ).lower()
-        not in _TRUE
-    ):
-        return
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    if is_worker() or (
-        multiprocessing is not None and multiprocessing.parent_process() is not None
-    ):
+    is_asked_for = _variable(
+        "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"
+    )
+    processes = sys.modules.get("multiprocessing.process")
+    is_child = processes is not None and processes.parent_process() is not None
+    if is_asked_for.lower() not in _TRUE or is_worker() or is_child:
         return
     text = _variable("PYGRAIN_PROMETHEUS_PORT", "GRISTMILL_PROMETHEUS_PORT")
     try:
@@ -256,14 +251,9 @@ def _exposed(numbers: dict[Key, list[int] | float]) -> Iterator[Metric]:
         "gauge": GaugeMetricFamily,
         "histogram": HistogramMetricFamily,
     }
-    metrics = {
-        family: kinds[family.kind](family.name, family.text, labels=family.labels)
-        for family in FAMILIES
-    }
-    for family in FAMILIES:
-        if family.kind == "histogram" and not family.labels and (family, ()) not in numbers:
-            metrics[family].add_metric((), *_buckets(family, [0]))
-    for (family, labels), values in numbers.items():
+    metrics = {x: kinds[x.kind](x.name, x.text, labels=x.labels) for x in FAMILIES}
+    alone = [x for x in FAMILIES if x.kind == "histogram" and not x.labels]
+    for (family, labels), values in ({(x, ()): [0] for x in alone} | numbers).items():
         if family.kind == "histogram":
             assert isinstance(values, list)
             metrics[family].add_metric(labels, *_buckets(family, values))

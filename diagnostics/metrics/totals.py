@@ -17,6 +17,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gristmill.core.locks import Lock
@@ -52,147 +53,101 @@ class Family:
     buckets: tuple[int, ...] = ()
 
 
+FAMILIES: list[Family] = []  # in the order in which they are served
 _TIMES = tuple([2**k for k in range(42)])
-_PIPELINE = ("pipeline",)
 _STAGE = ("pipeline", "stage")
 
-NEXT = Family(
-    "histogram",
+
+def _family(
+    kind: str, name: str, text: str, labels: tuple[str, ...] = (), buckets: tuple[int, ...] = ()
+) -> Family:
+    FAMILIES.append(Family(kind, name, text, labels, buckets))
+    return FAMILIES[-1]
+
+
+_histogram = partial(_family, "histogram")
+_counter = partial(_family, "counter")
+_gauge = partial(_family, "gauge")
+
+NEXT = _histogram(
     "grain_python_dataset_next_duration_ns",
     "Time of a next of the outermost iterator that delivered something.",
     buckets=_TIMES,
 )
-READY = Family(
-    "histogram",
+READY = _histogram(
     "grain_python_dataset_prefetch_buffer_ready_count",
     "Elements that threads had ready when the next ones were taken.",
     buckets=(0, *[2**k for k in range(17)]),
 )
-READ = Family(
-    "histogram",
+READ = _histogram(
     "grain_python_dataset_source_read_time_ns",
     "Time to read one element of a data source.",
     ("source",),
     _TIMES[::2],
 )
-BYTES = Family(
-    "counter",
+BYTES = _counter(
     "grain_python_data_sources_bytes_read",
     "Bytes read from a data source, estimated.",
     ("source",),
 )
-LOADER = Family(
-    "histogram",
+LOADER = _histogram(
     "grain_python_data_loader_iterator_get_next",
     "Time of a next of a DataLoader's iterator, in nanoseconds.",
     buckets=_TIMES,
 )
-NAMED_NEXT = Family(
-    "histogram",
+NAMED_NEXT = _histogram(
     "gristmill_next_duration_ns",
     "Time of a next of the pipeline's last iterator that delivered something.",
-    _PIPELINE,
+    ("pipeline",),
     _TIMES,
 )
-ELEMENTS = Family(
-    "counter", "gristmill_stage_elements", "Elements that a stage has produced.", _STAGE
+ELEMENTS = _counter("gristmill_stage_elements", "Elements that a stage has produced.", _STAGE)
+TIME = _counter(
+    "gristmill_stage_time_ns", "Time spent in a stage, in all threads and workers.", _STAGE
 )
-TIME = Family(
-    "counter",
-    "gristmill_stage_time_ns",
-    "Time spent in a stage, in all threads and workers.",
-    _STAGE,
+FAULTS = _counter("gristmill_faults", "Elements that tolerate has skipped or replaced.", _STAGE)
+RESTARTS = _counter(
+    "gristmill_worker_restarts", "Worker processes that took the place of others.", _STAGE
 )
-FAULTS = Family(
-    "counter",
-    "gristmill_faults",
-    "Elements that tolerate has skipped or replaced.",
-    _STAGE,
+WORKERS = _gauge("gristmill_workers", "Workers that have reported, at the moment.", _STAGE)
+DECISIONS = _counter(
+    "gristmill_worker_decisions", "Changes of the number of workers by auto.", ("pipeline",)
 )
-RESTARTS = Family(
-    "counter",
-    "gristmill_worker_restarts",
-    "Worker processes that took the place of others.",
-    _STAGE,
+WAIT_RATIO = _gauge(
+    "gristmill_stage_wait_ratio", "A stage's share of the time that the consumer waited.", _STAGE
 )
-WORKERS = Family("gauge", "gristmill_workers", "Workers that have reported, at the moment.", _STAGE)
-DECISIONS = Family(
-    "counter", "gristmill_worker_decisions", "Changes of the number of workers by auto.", _PIPELINE
+QUEUE_DEPTH = _gauge(
+    "gristmill_queue_depth", "Elements that a prefetching stage has ready.", _STAGE
 )
-WAIT_RATIO = Family(
-    "gauge",
-    "gristmill_stage_wait_ratio",
-    "A stage's share of the time that the consumer waited.",
-    _STAGE,
-)
-QUEUE_DEPTH = Family(
-    "gauge", "gristmill_queue_depth", "Elements that a prefetching stage has ready.", _STAGE
-)
-_COMPONENT = (*_STAGE, "component")
-DRAWN = Family(
-    "gauge",
-    "gristmill_component_elements",
-    "Elements that a mixture has drawn of a component.",
-    _COMPONENT,
-)
-LENGTHS = Family(
-    "gauge",
-    "gristmill_component_lengths",
-    "Their lengths together, as the mixture measures them.",
-    _COMPONENT,
-)
-EPOCHS = Family(
-    "gauge",
-    "gristmill_component_epochs",
-    "How often a component of a mixture has started again.",
-    _COMPONENT,
-)
-LONG = Family(
-    "gauge",
-    "gristmill_long_elements",
-    "Elements longer than the last boundary of batches by length.",
-    _STAGE,
-)
-BUDGET_WAIT = Family(
-    "counter",
+BUDGET_WAIT = _counter(
     "gristmill_budget_wait_ns",
     "Time that others waited for a stage because there were no threads, or no memory, to compute"
     " more ahead.",
     (*_STAGE, "resource"),
 )
-BUDGET_USED = Family(
-    "gauge",
+BUDGET_USED = _gauge(
     "gristmill_budget_used",
     "Threads that compute ahead, and bytes that are ahead.",
-    (*_PIPELINE, "resource"),
+    ("pipeline", "resource"),
 )
-BUDGET = Family(
-    "gauge",
+BUDGET = _gauge(
     "gristmill_budget",
     "The most threads, and bytes, that there may be of these.",
-    (*_PIPELINE, "resource"),
+    ("pipeline", "resource"),
 )
-
-_BUDGET = (BUDGET_WAIT, BUDGET_USED, BUDGET)
-_COMPONENTS = (DRAWN, LENGTHS, EPOCHS)
-FAMILIES = (
-    NEXT,
-    READY,
-    READ,
-    BYTES,
-    LOADER,
-    NAMED_NEXT,
-    ELEMENTS,
-    TIME,
-    FAULTS,
-    RESTARTS,
-    WORKERS,
-    DECISIONS,
-    WAIT_RATIO,
-    QUEUE_DEPTH,
-    *_BUDGET,
-    *_COMPONENTS,
-    LONG,
+# By the names of the draw counts of a mixture.
+_DRAW_COUNTS = {
+    name: _gauge(f"gristmill_component_{name}", text, (*_STAGE, "component"))
+    for name, text in {
+        "elements": "Elements that a mixture has drawn of a component.",
+        "lengths": "Their lengths together, as the mixture measures them.",
+        "epochs": "How often a component of a mixture has started again.",
+    }.items()
+}
+LONG = _gauge(
+    "gristmill_long_elements",
+    "Elements longer than the last boundary of batches by length.",
+    _STAGE,
 )
 
 Key = tuple[Family, tuple[str, ...]]  # a metric and the values of its labels
@@ -271,11 +226,7 @@ class Metrics:
                 now[BUDGET_WAIT, (*key, "threads")] = [node.thread_wait_ns]
                 now[BUDGET_WAIT, (*key, "memory")] = [node.memory_wait_ns]
             for component, counts in node.components.items():
-                for family, entry in (
-                    (DRAWN, "elements"),
-                    (LENGTHS, "lengths"),
-                    (EPOCHS, "epochs"),
-                ):
+                for entry, family in _DRAW_COUNTS.items():
                     gauges[family, (*key, component)] = counts[entry]
             if node.num_long is not None:
                 gauges[LONG, key] = node.num_long
@@ -303,15 +254,11 @@ class Metrics:
 
     def _name(self, pipeline: _Pipeline) -> str:
         """Returns its own name, or that of an equal pipeline that is no more, or a new one."""
-        form, used = (
-            _form(pipeline.observer.root),
-            {other.name for other in self._live if not other.is_over},
-        )
+        form = _form(pipeline.observer.root)
         name = pipeline.observer.name or pipeline.name
         if not name:
-            equal = [
-                name for name, other in self._forms.items() if other == form and name not in used
-            ]
+            used = {other.name for other in self._live if not other.is_over}
+            equal = [x for x, other in self._forms.items() if other == form and x not in used]
             name = equal[0] if equal else f"pipeline-{next(self._numbers)}"
         self._forms.pop(name, None)
         self._forms[name] = form
@@ -336,12 +283,8 @@ def _totals(pipeline: _Pipeline) -> dict[Key, list[int]]:
     now: dict[Key, list[int]] = {(NEXT, ()): delays}
     if pipeline.is_of_loader:
         now[LOADER, ()] = delays
-    in_workers = [
-        record
-        for group in [*observer.groups.values()]
-        for report in group.reports()
-        for record in report.records
-    ]
+    reports = [report for group in [*observer.groups.values()] for report in group.reports()]
+    in_workers = [record for report in reports for record in report.records]
     for record in [*records_of(observer), *in_workers]:
         histogram = record.cell.histogram
         if histogram is not None:

@@ -1,5 +1,5 @@
-"""Worker processes in profiles of JAX: each has a profiler server of its own, which the main
-process knows of.
+"""Profiles of JAX: the names of stages in them, and worker processes, each of which has a profiler
+server of its own that the main process knows of.
 """
 
 from __future__ import annotations
@@ -13,9 +13,57 @@ from typing import Any
 
 _log = logging.getLogger("gristmill")
 
+_modules: Any = sys.modules
 _MAX_ATTEMPTS = 50  # to reach a server, one every 20 ms or so
 
 _known_to_all: set[int] = set()  # processes that some stage has made known
+
+
+def annotate_while_profiling(observer: Any) -> None:
+    """Has ``observer`` mark the calls of stages while JAX records a profile; looked at once for
+    each output.
+    """
+    observer.output.is_profiling = _is_profiling
+    observer.output.switch = observer.annotate
+
+
+def _is_profiling() -> bool:
+    profiler = _modules.get("jax.profiler")  # no profile is taken without importing it
+    return profiler is not None and profiler.TraceAnnotation.is_enabled() is True
+
+
+def annotated(
+    original: Callable[[Any, Any], list[Any]],
+    probe: Any,
+    method: str,
+    *,
+    is_read_ahead: bool = False,
+) -> Callable[[Any, Any], list[Any]]:
+    """Returns ``original``, whose calls appear in the profile under the names that tools for input
+    pipelines look for.
+    """
+    from jax.profiler import TraceAnnotation
+
+    labels = {
+        "_ipl_stage_name": probe.name,
+        "_ipl_stage_id": probe.number,
+        "_ipl_stage_cat": probe.category,
+    }
+
+    def call(owner: Any, argument: Any) -> list[Any]:
+        with TraceAnnotation(f"{probe.kind}.{method}", **labels):
+            return original(owner, argument)
+
+    def read(owner: Any, indices: Any) -> list[Any]:
+        with TraceAnnotation(
+            "Prefetch._getitem",
+            _ipl_dataset_name=probe.name,
+            _ipl_dataset_index=int(indices[0]),
+            **labels,
+        ):
+            return call(owner, indices)
+
+    return read if is_read_ahead else call
 
 
 @functools.cache
@@ -54,7 +102,7 @@ class ProfiledWorkers:
         for process_id in self._known.keys() - ports.keys():
             self._known.pop(process_id)()
             _known_to_all.discard(process_id)
-        profiler: Any = sys.modules.get("jax.profiler")  # no profile is taken without importing it
+        profiler = _modules.get("jax.profiler")
         if profiler is None:
             return
         for process_id in ports.keys() - self._known.keys() - _known_to_all:
