@@ -9,7 +9,7 @@ from gristmill.core.value import Value
 from gristmill.dataset.bases.cells import LineageRecord
 from gristmill.dataset.descriptions.display import abbreviated
 from gristmill.diagnostics.html_text import html_row, html_table, safe
-from gristmill.diagnostics.table import Column, Table
+from gristmill.diagnostics.table import Column, DataTable
 
 _MAX_LINES = 40  # of a table
 
@@ -122,13 +122,13 @@ class Provenance:
         }
 
     @property
-    def table(self) -> Table:
+    def table(self) -> DataTable:
         """A row for each record, without columns that say nothing anywhere."""
         rows: list[tuple[str, Record | None]] = []
         for i, row in enumerate(self.rows):
             rows += [(str(i), record) for record in row.records] or [(str(i), None)]
         rows += [("skipped", record) for record in self.faults]
-        return Table(_COLUMNS, rows).without_empty_columns()
+        return DataTable(_COLUMNS, rows).without_empty_columns()
 
     def __str__(self) -> str:
         heading, *lines = self.table.lines()
@@ -138,12 +138,11 @@ class Provenance:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        table = self.table
-        shown = abbreviated([*table.cells()], _MAX_LINES, "… {} more …".format)
+        names, lines = [x.title for x in self.table.columns], [*self.table.cells()]
+        shown = abbreviated(lines, _MAX_LINES, "… {} more …".format)
         cells = [line if isinstance(line, list) else [line] for line in shown]
         return html_table(
-            [(column.title, "") for column in table.columns],
-            [html_row(map(safe, line)) for line in cells],
+            [(name, "") for name in names], [html_row(map(safe, line)) for line in cells]
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from gristmill.core.naming import one_line
 from gristmill.core.value import Value
 from gristmill.diagnostics.mixture_shares import MixtureShares
-from gristmill.diagnostics.table import Column, Table
+from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import time_text
 
 _MAX_VALUE = 300  # characters
@@ -101,7 +101,7 @@ class Report(Value):
             ]
         lines += [self.note] if self.note else []
         run = [check for check in self.checks if check.note != AFTERWARDS]
-        lines += Table(_COLUMNS, run).lines(has_titles=False)
+        lines += DataTable(_COLUMNS, run).lines(has_titles=False)
         others = [check.name for check in self.checks if check.note == AFTERWARDS]
         lines += [f"not run: {'; '.join(others)}"] if others else []
         return "\n".join([*lines, *map(str, self.mixtures), time_text(1e9 * self.seconds)])

@@ -91,7 +91,7 @@ class Subject:
             self.stream: IterDataset[Any] = PrefetchIterDataset(self.map, DIRECT, allow_nones=True)
         else:
             self.stream = node if part.num is None else LimitIterDataset(node, part.num)
-        self._is_loader = isinstance(pipeline, DataLoader) and part == WHOLE
+        self.has_states_of_its_own = isinstance(pipeline, DataLoader) and part == WHOLE
 
     def open(self) -> DatasetIterator[Any]:
         """Returns a new iterator of the stream."""
@@ -99,11 +99,7 @@ class Subject:
 
     def open_as_given(self) -> Any:
         """Returns the user's iterator: of a ``DataLoader``, one with states of its own."""
-        return iter(self.pipeline) if self._is_loader else self.open()
-
-    @property
-    def has_states_of_its_own(self) -> bool:
-        return self._is_loader
+        return iter(self.pipeline) if self.has_states_of_its_own else self.open()
 
     @property
     def has_workers(self) -> bool:
@@ -174,7 +170,6 @@ def maps_read_by_streams(pipeline: Any) -> Iterator[tuple[tuple[int, ...], Any]]
     """Yields the map datasets that are read by index, and where they are."""
     found = addresses(pipeline)
     for address, node in found.items():
-        if isinstance(node, MapDataset) and (
-            not address or not isinstance(found.get(address[:-1]), MapDataset)
-        ):
+        user = found.get(address[:-1]) if address else None
+        if isinstance(node, MapDataset) and not isinstance(user, MapDataset):
             yield address, node

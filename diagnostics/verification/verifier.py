@@ -249,19 +249,19 @@ class Verifier:
         assert difference is not None
         clock = self._clock.part(0.8)
         num = max(found.num_wanted, 1)
-        culprit = Search(self._ds, self._copies, condition, num, clock).find()
+        stage, reason = Search(self._ds, self._copies, condition, num, clock).find()
         return Report(
             False,
             tuple(self._checks),
             self._num(base),
             self._elapsed,
             self._note,
-            condition.name,
-            difference.step,
-            difference.leaf,
-            difference.values,
-            culprit.stage,
-            culprit.reason,
+            condition=condition.name,
+            step=difference.step,
+            leaf=difference.leaf,
+            values=difference.values,
+            stage=stage,
+            reason=reason,
         )
 
 
