@@ -82,6 +82,27 @@ class StageCounts:
             self.histogram.add_all(other.histogram)
 
 
+class Timeline:
+    """Values at some times. Every second one is dropped whenever there are too many.
+
+    Args:
+        next_at: the time of the first value.
+        interval: between two values, at first.
+    """
+
+    def __init__(self, next_at: int, interval: int) -> None:
+        self.marks: list[tuple[int, Any]] = []
+        self.next_at = next_at
+        self._interval = interval
+
+    def add(self, now: int, value: Any) -> None:
+        self.marks.append((now, value))
+        if len(self.marks) >= _MAX_MARKS:
+            del self.marks[:-1:2]
+            self._interval *= 2
+        self.next_at = now + self._interval
+
+
 class ThreadCounters:
     """The events of one thread."""
 
@@ -98,9 +119,8 @@ class ThreadCounters:
         self._random = 1
         self.cells: list[StageCounts] = []
         self.began = clock()
-        self.marks: list[tuple[int, list[int]]] = []  # time, own time of each stage until then
-        self.mark_at = self.began + _FIRST_MARK_NS
-        self.mark_ns = _FIRST_MARK_NS
+        # the own time of each stage until then
+        self.timeline = Timeline(self.began + _FIRST_MARK_NS, _FIRST_MARK_NS)
         self.events: deque[tuple[int, int, int, int]] | None = None
 
     @property
@@ -161,15 +181,8 @@ class ThreadCounters:
         # before there was any element, the next call may give one
         if self.events is None and probe.spec:
             cell.attend_at = ended + _ATTEND_NS
-        if ended >= self.mark_at:
-            self.mark(ended)
-
-    def mark(self, now: int) -> None:
-        self.marks.append((now, [cell.own for cell in self.cells]))
-        if len(self.marks) >= _MAX_MARKS:
-            del self.marks[:-1:2]
-            self.mark_ns *= 2
-        self.mark_at = now + self.mark_ns
+        if ended >= self.timeline.next_at:
+            self.timeline.add(ended, [cell.own for cell in self.cells])
 
     def absorb(self, other: ThreadCounters) -> None:
         """Continues where a thread that has ended stopped."""
@@ -205,7 +218,7 @@ def _merge_ended(known: list[ThreadCounters]) -> None:
                 over[0].absorb(lane)
                 known.remove(lane)
             over[0].name = "threads that have ended"
-            over[0].marks.clear()
+            over[0].timeline.marks.clear()
 
 
 class Probe:
@@ -282,8 +295,7 @@ class OutputCounts:
         self.unrecorded = 0  # delays, which the next one of their kind stands for
         self.delays = Histogram()
         self.attend_at = 0
-        self.marks: list[tuple[int, int]] = []  # times, and how many elements there were until then
-        self._mark_at, self._mark_ns = 0, _ATTEND_NS
+        self.timeline = Timeline(0, _ATTEND_NS)  # how many elements there were until then
         self.is_profiling: Callable[[], bool] = _never
         self.annotates = False
         self.switch: Callable[[bool], None] = _ignore
@@ -327,16 +339,9 @@ class OutputCounts:
     def attend(self, ended: int) -> None:
         self.attend_at = ended + _ATTEND_NS
         self.thread = threading.get_ident()
-        if ended >= self._mark_at:
-            self._mark(ended)
+        if ended >= self.timeline.next_at:
+            self.timeline.add(ended, self.elements)
         self._on_attend(ended)
-
-    def _mark(self, now: int) -> None:
-        self.marks.append((now, self.elements))
-        if len(self.marks) >= _MAX_MARKS:
-            del self.marks[1::2]
-            self._mark_ns *= 2
-        self._mark_at = now + self._mark_ns
 
 
 # of a lane, what the method is called with, and how many that are

@@ -141,7 +141,7 @@ def _complete(cells: list[StageCounts], top: Probe) -> None:
 def lanes_of(observer: Any, process: str) -> list[LaneRecord]:
     lanes = []
     for lane in [*observer.lanes]:
-        marks = [*lane.marks, (clock(), [cell.own for cell in lane.cells])]
+        marks = [*lane.timeline.marks, (clock(), [cell.own for cell in lane.cells])]
         lanes.append(LaneRecord(process, lane.name, lane.began, marks, [*(lane.events or ())]))
     return lanes
 

@@ -435,7 +435,7 @@ def take_snapshot(observer: Any) -> Snapshot:
     )
     threads = [_timeline(lane, offset, order) for lane, offset in timelines]
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
-    marks = [(output.first or 0, 0), *output.marks]
+    marks = [(output.first or 0, 0), *output.timeline.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)
 
 

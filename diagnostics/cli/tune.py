@@ -62,11 +62,8 @@ class Setting(Value):
     def __str__(self) -> str:
         if not self.num_workers:
             return "0"
-        return (
-            "1 " + _ONE[self.executor]
-            if self.num_workers == 1
-            else f"{self.num_workers} {self.executor}"
-        )
+        kind = _ONE[self.executor] if self.num_workers == 1 else self.executor
+        return f"{self.num_workers} {kind}"
 
 
 class Speed(Value):

@@ -121,13 +121,9 @@ class Subject:
         options = ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
         varied = _Varied(lambda ds: computed_by(ds, threads=options))
         stream = varied.replaced(self.stream)
-        if not varied.has_changed:
-            return None
-        return (
-            WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads))
-            if num_threads
-            else stream
-        )
+        if varied.has_changed and num_threads:
+            return WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads))
+        return stream if varied.has_changed else None
 
     def with_own_workers(self, num_workers: int) -> IterDataset[Any] | None:
         """Returns the same stream, computed by ``num_workers`` of its worker processes; ``None`` if

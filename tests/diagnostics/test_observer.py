@@ -210,9 +210,9 @@ def test_memory_does_not_grow_with_the_run():
     with observe(it) as view:
         take(it, 100)
         for _ in range(3000):
-            view._observer.lanes[0].mark(probe.clock())
+            view._observer.lanes[0].timeline.add(probe.clock(), [])
         take(it, 1000)
-        assert len(view._observer.lanes[0].marks) < 500
+        assert len(view._observer.lanes[0].timeline.marks) < 500
     threaded = iter(
         MapDataset.range(100).to_iter_dataset(ReadOptions(num_threads=2, prefetch_buffer_size=2))
     )
