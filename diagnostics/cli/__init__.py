@@ -13,11 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from gristmill.diagnostics.attended import PipelineStalledError
 from gristmill.diagnostics.cli.commands import CODES, COMMANDS, PROG
 from gristmill.diagnostics.cli.target import CommandError
+from gristmill.diagnostics.runtime.attended import PipelineStalledError
 
 _INTERRUPTED = 130
+_IMPORTING = Path(importlib.__file__).parent
 
 _PIPELINE = """\
 PIPELINE is module:attribute or path/to/file.py:attribute. The attribute is a MapDataset, an
@@ -98,10 +99,11 @@ def _from_the_users_code(tb: TracebackType | None) -> TracebackType | None:
     """Returns a traceback without the calls that led to the user's code; ``None`` if it has none of
     that.
     """
-    ours = (Path(__file__).parent, Path(__file__).parent.parent, Path(importlib.__file__).parent)
+    ours = Path(__file__).parent.parent
     while tb is not None:
-        file = tb.tb_frame.f_code.co_filename
-        if Path(file).parent not in ours and not file.startswith("<frozen importlib"):
+        file = Path(tb.tb_frame.f_code.co_filename)
+        is_import = file.parent == _IMPORTING or str(file).startswith("<frozen importlib")
+        if not file.is_relative_to(ours) and not is_import:
             return tb
         tb = tb.tb_next
     return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from gristmill.core.naming import one_line
 from gristmill.dataset.descriptions.display import abbreviated
-from gristmill.diagnostics.spec_text import children, spec_text
+from gristmill.diagnostics.graph.spec_text import children, spec_text
 
 _MAX_VALUE = 100  # characters of a value
 _MAX_PARTS = 24  # of a container

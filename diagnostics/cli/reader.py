@@ -13,7 +13,7 @@ from gristmill.core.locks import Signal
 from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.next_index import set_next_index
-from gristmill.diagnostics.attended import Attended
+from gristmill.diagnostics.runtime.attended import Attended
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.loader import DataLoader
 

@@ -31,15 +31,15 @@ from gristmill.diagnostics.cli.reader import (
     reading,
 )
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
+from gristmill.diagnostics.diagnosis.verdict import Diagnosis
 from gristmill.diagnostics.files import write_text
-from gristmill.diagnostics.graph import Graph, graph_of
-from gristmill.diagnostics.graph_files import write_graph
-from gristmill.diagnostics.graph_texts import stage_lines
-from gristmill.diagnostics.seen_specs import seen_specs
-from gristmill.diagnostics.spec_text import element_nbytes, spec_text
-from gristmill.diagnostics.summary import delays_text
+from gristmill.diagnostics.graph.files import write_graph
+from gristmill.diagnostics.graph.seen_specs import seen_specs
+from gristmill.diagnostics.graph.spec_text import element_nbytes, spec_text
+from gristmill.diagnostics.graph.stages import Graph, graph_of
+from gristmill.diagnostics.graph.texts import stage_lines
+from gristmill.diagnostics.runtime.summary import delays_text
 from gristmill.diagnostics.units import digits_text
-from gristmill.diagnostics.verdict import Diagnosis
 from gristmill.diagnostics.view import diagnose, observe, progress_of, run
 
 Lines: TypeAlias = Generator[str, None, int]
@@ -143,7 +143,7 @@ def _trace(
     """Returns the calls of another run: to record them takes time, which the diagnosis is not
     about.
     """
-    from gristmill.diagnostics.trace import trace_json
+    from gristmill.diagnostics.runtime.trace import trace_json
 
     with reading(pipeline, stall_seconds) as reader, observe(reader.it, trace=True) as view:
         reader.call(lambda: run(reader.it, seconds, consumer, reader), lambda: progress_of(view))

@@ -9,9 +9,9 @@ from typing import Any
 
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.cli.words import in_options
-from gristmill.diagnostics.mixture_shares import mixture_shares
-from gristmill.diagnostics.shuffle_quality import shuffle_quality
-from gristmill.diagnostics.spec_text import spec_text
+from gristmill.diagnostics.diagnosis.mixture_shares import mixture_shares
+from gristmill.diagnostics.diagnosis.shuffle_quality import shuffle_quality
+from gristmill.diagnostics.graph.spec_text import spec_text
 
 _OPTIONS = ("key", "batch_size", "block_size", "max_batches")
 

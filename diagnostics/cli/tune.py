@@ -29,7 +29,7 @@ from gristmill.dataset.stages.stream_order import StreamOrderIterDataset
 from gristmill.diagnostics.cli.reader import attended
 from gristmill.diagnostics.cli.run import Endless, Lines
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
-from gristmill.diagnostics.processes import cpu_seconds, memory_bytes
+from gristmill.diagnostics.runtime.processes import cpu_seconds, memory_bytes
 from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import digits_text, size_text, time_text
 from gristmill.diagnostics.verification.subject import Subject

@@ -14,7 +14,7 @@ from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.value import Value
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.diagnostics.attended import Attended
+from gristmill.diagnostics.runtime.attended import Attended
 from gristmill.diagnostics.verification.outcomes import Clock
 from gristmill.diagnostics.verification.subject import DIRECT
 from gristmill.workers.pickling import dumps

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from gristmill.core.naming import one_line
 from gristmill.core.value import Value
-from gristmill.diagnostics.mixture_shares import MixtureShares
+from gristmill.diagnostics.diagnosis.mixture_shares import MixtureShares
 from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import time_text
 

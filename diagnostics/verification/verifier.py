@@ -17,7 +17,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.descriptions.display import stage_name
-from gristmill.diagnostics.mixture_shares import mixture_shares
+from gristmill.diagnostics.diagnosis.mixture_shares import mixture_shares
 from gristmill.diagnostics.verification.comparing import Comparison, base_of, compared
 from gristmill.diagnostics.verification.conditions import (
     Again,

@@ -24,10 +24,10 @@ from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.record import Record, RecordMetadata
 from gristmill.dataset import IterDataset, MapDataset
 from gristmill.diagnostics.drawing import graph_html, graph_svg
-from gristmill.diagnostics.graph import Graph, Stage, graph_of
-from gristmill.diagnostics.graph_files import emit_graph, visualize
-from gristmill.diagnostics.graph_texts import graph_dot, graph_json, graph_text, stage_lines
-from gristmill.diagnostics.spec_text import element_nbytes, spec_text, static_spec_text
+from gristmill.diagnostics.graph.files import emit_graph, visualize
+from gristmill.diagnostics.graph.spec_text import element_nbytes, spec_text, static_spec_text
+from gristmill.diagnostics.graph.stages import Graph, Stage, graph_of
+from gristmill.diagnostics.graph.texts import graph_dot, graph_json, graph_text, stage_lines
 from gristmill.diagnostics.view import observe
 from gristmill.experimental import (
     ElasticIterator,

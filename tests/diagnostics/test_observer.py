@@ -20,7 +20,8 @@ from users_datasets import BareIterator
 import gristmill
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator
-from gristmill.diagnostics import get_execution_summary, observe, probe
+from gristmill.diagnostics import get_execution_summary, observe
+from gristmill.diagnostics.runtime import probe
 from gristmill.experimental import (
     DatasetOptions,
     ExecutionTrackingMode,

@@ -22,9 +22,9 @@ from refusing import assert_raises
 import gristmill as grain
 from gristmill.dataset import watching
 from gristmill.dataset.watching import observed_by
-from gristmill.diagnostics.metrics import prometheus, totals
-from gristmill.diagnostics.metrics.histogram import Histogram
-from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
+from gristmill.diagnostics.runtime.metrics import prometheus, totals
+from gristmill.diagnostics.runtime.metrics.histogram import Histogram
+from gristmill.diagnostics.runtime.metrics.prometheus import start_telemetry, stop_telemetry
 
 NEXT = "grain_python_dataset_next_duration_ns"
 READY = "grain_python_dataset_prefetch_buffer_ready_count"
@@ -408,7 +408,7 @@ PROGRAM = """
             [name for name in sys.modules if name.startswith("gristmill.diagnostics")],
         )
         sys.exit()
-    from gristmill.diagnostics.metrics import prometheus
+    from gristmill.diagnostics.runtime.metrics import prometheus
     if "missing" in sys.argv:
         try:
             prometheus.start_telemetry()
@@ -432,7 +432,7 @@ PROGRAM = """
         sys.exit()
     def state(_):
         from gristmill.dataset import watching
-        from gristmill.diagnostics.metrics import prometheus
+        from gristmill.diagnostics.runtime.metrics import prometheus
         prometheus.start_telemetry(1)  # does nothing in a worker
         names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         return (prometheus._active, watching.exporters) == (None, []) and all(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gristmill.diagnostics.graph import Graph, Stage
-from gristmill.diagnostics.summary import ExecutionSummary, StageSummary
+from gristmill.diagnostics.graph.stages import Graph, Stage
+from gristmill.diagnostics.runtime.summary import ExecutionSummary, StageSummary
 
 _MAX_SKIPPED = 8  # stages in a row of which the other side knows nothing
 

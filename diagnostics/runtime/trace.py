@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gristmill.diagnostics.summary import Snapshot
+from gristmill.diagnostics.runtime.summary import Snapshot
 
 
 def trace_json(snapshot: Snapshot) -> str:

@@ -19,11 +19,11 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.watching import report_joining
-from gristmill.diagnostics.attended import Attended
-from gristmill.diagnostics.observer import Observer
-from gristmill.diagnostics.probe import clock
-from gristmill.diagnostics.processes import thread_demand_ns
-from gristmill.diagnostics.summary import Snapshot, StageSummary, WorkerLoad, take_snapshot
+from gristmill.diagnostics.runtime.attended import Attended
+from gristmill.diagnostics.runtime.observer import Observer
+from gristmill.diagnostics.runtime.probe import clock
+from gristmill.diagnostics.runtime.processes import thread_demand_ns
+from gristmill.diagnostics.runtime.summary import Snapshot, StageSummary, WorkerLoad, take_snapshot
 from gristmill.diagnostics.verification.fresh import ColdCopies
 from gristmill.diagnostics.verification.outcomes import Clock
 from gristmill.diagnostics.verification.subject import Subject

@@ -27,8 +27,8 @@ from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.stream import Stream
 from gristmill.dataset.executors.running import RunningShards
-from gristmill.diagnostics.probe import clock, name_of
-from gristmill.diagnostics.stacks import stack_text, worker_stacks
+from gristmill.diagnostics.runtime.probe import clock, name_of
+from gristmill.diagnostics.runtime.stacks import stack_text, worker_stacks
 from gristmill.diagnostics.units import time_text
 
 _log = logging.getLogger("gristmill")

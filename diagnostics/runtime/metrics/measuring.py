@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gristmill.dataset.bases.observing import Method
-from gristmill.diagnostics.metrics.histogram import Histogram
-from gristmill.diagnostics.probe import CountersOfThreads, Probe, StageCounts, clock
-from gristmill.diagnostics.spec_text import element_nbytes
+from gristmill.diagnostics.graph.spec_text import element_nbytes
+from gristmill.diagnostics.runtime.metrics.histogram import Histogram
+from gristmill.diagnostics.runtime.probe import CountersOfThreads, Probe, StageCounts, clock
 
 _SHARE = 50  # expensive measurements may take this fraction of the time
 

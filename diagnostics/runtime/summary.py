@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.diagnostics.ahead import BudgetUse, ahead_text, budgets_of
-from gristmill.diagnostics.probe import StageCounts
-from gristmill.diagnostics.remote import (
+from gristmill.diagnostics.runtime.ahead import BudgetUse, ahead_text, budgets_of
+from gristmill.diagnostics.runtime.probe import StageCounts
+from gristmill.diagnostics.runtime.remote import (
     LaneRecord,
     StageRecord,
     WorkerGroup,

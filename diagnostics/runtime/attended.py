@@ -26,7 +26,7 @@ from gristmill.core.locks import Lock, Signal
 from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.ahead.pullahead import end_waits
 from gristmill.dataset.watching import observed_by
-from gristmill.diagnostics.stalls import waiting_text
+from gristmill.diagnostics.runtime.stalls import waiting_text
 
 T = TypeVar("T")
 

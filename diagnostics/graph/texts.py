@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.dataset.descriptions.display import abbreviated, length_text
-from gristmill.diagnostics.graph import Graph, Notes, Weights
+from gristmill.diagnostics.graph.stages import Graph, Notes, Weights
 
 _MAX_LINES = 60
 _UNKNOWN = "(not known before the first element)"
@@ -26,7 +26,7 @@ def graph_text(graph: Graph, specs: Mapping[int, str] | None = None) -> str:
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> from gristmill.diagnostics.graph import graph_of
+        >>> from gristmill.diagnostics.graph.stages import graph_of
         >>> print(graph_text(graph_of(MapDataset.range(4).batch(2, drop_remainder=True))))
         Grain Dataset graph:
         <BLANKLINE>
@@ -59,7 +59,7 @@ def stage_lines(graph: Graph) -> list[str]:
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> from gristmill.diagnostics.graph import graph_of
+        >>> from gristmill.diagnostics.graph.stages import graph_of
         >>> print(
         ...     "\\n".join(stage_lines(graph_of(MapDataset.range(4).batch(2, drop_remainder=True))))
         ... )
@@ -91,7 +91,7 @@ def graph_dot(graph: Graph, notes: Notes = None, weights: Weights = None) -> str
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> from gristmill.diagnostics.graph import graph_of
+        >>> from gristmill.diagnostics.graph.stages import graph_of
         >>> print(graph_dot(graph_of(MapDataset.range(4))))
         digraph pipeline {
           node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];

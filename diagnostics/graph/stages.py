@@ -1,8 +1,8 @@
 """A pipeline as a graph: its stages, what each draws from, and what the elements look like after
 it.
 
-Nothing is run for it. What it becomes is in ``graph_texts`` and ``drawing``, and where that goes in
-``graph_files``.
+Nothing is run for it. What it becomes is in ``texts`` and ``drawing``, and where that goes in
+``files``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gristmill.dataset.descriptions.display import (
     stage_length,
     stage_name,
 )
-from gristmill.diagnostics.spec_text import static_spec_text
+from gristmill.diagnostics.graph.spec_text import static_spec_text
 from gristmill.loader.data_loader import DataLoader
 from gristmill.loader.iterator import DataLoaderIterator
 

@@ -12,9 +12,16 @@ from dataclasses import dataclass
 
 from gristmill.core.options import MultiprocessingOptions, ReadOptions, chosen_executor
 from gristmill.core.ray_options import RayOptions, WorkerOptions
-from gristmill.diagnostics.budget_advice import BudgetAdvisor
-from gristmill.diagnostics.capacity import CONSUMER, MIN_GAIN, SHARED, Capacity, Change, Station
-from gristmill.diagnostics.summary import Snapshot, StageSummary, on_all_nodes
+from gristmill.diagnostics.diagnosis.budget_advice import BudgetAdvisor
+from gristmill.diagnostics.diagnosis.capacity import (
+    CONSUMER,
+    MIN_GAIN,
+    SHARED,
+    Capacity,
+    Change,
+    Station,
+)
+from gristmill.diagnostics.runtime.summary import Snapshot, StageSummary, on_all_nodes
 from gristmill.diagnostics.units import rate_text, size_text, time_text
 from gristmill.workers.process import missing_calls
 

@@ -31,8 +31,8 @@ from gristmill.dataset.bases.node import DatasetNode, ancestors, parents_of
 from gristmill.dataset.bases.observing import Computed, Instrument, Method
 from gristmill.dataset.descriptions.display import component_names
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.diagnostics.metrics.histogram import Histogram
-from gristmill.diagnostics.spec_text import element_nbytes, spec_text
+from gristmill.diagnostics.graph.spec_text import element_nbytes, spec_text
+from gristmill.diagnostics.runtime.metrics.histogram import Histogram
 
 clock = time.perf_counter_ns
 thread_clock = time.thread_time_ns

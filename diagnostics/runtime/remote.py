@@ -20,15 +20,15 @@ from typing import Any
 
 from gristmill.core.config import config
 from gristmill.dataset.watching import report_joining
-from gristmill.diagnostics.ahead import BudgetUse, budgets_of
-from gristmill.diagnostics.jax_profiles import (
+from gristmill.diagnostics.runtime.ahead import BudgetUse, budgets_of
+from gristmill.diagnostics.runtime.jax_profiles import (
     ProfiledWorkers,
     annotate_while_profiling,
     serve_profiles,
 )
-from gristmill.diagnostics.probe import Probe, StageCounts, clock
-from gristmill.diagnostics.processes import cpu_demand_ns
-from gristmill.diagnostics.stacks import show_stacks_when_asked
+from gristmill.diagnostics.runtime.probe import Probe, StageCounts, clock
+from gristmill.diagnostics.runtime.processes import cpu_demand_ns
+from gristmill.diagnostics.runtime.stacks import show_stacks_when_asked
 from gristmill.workers.imports import slow_imports
 from gristmill.workers.setup import is_worker
 
@@ -374,7 +374,7 @@ class _Reporter:
     """In a worker: observes what runs there."""
 
     def __init__(self, worker: Any, token: bytes, measures: bool) -> None:
-        from gristmill.diagnostics.observer import Observer
+        from gristmill.diagnostics.runtime.observer import Observer
 
         self.token = token
         self._observer = Observer()

@@ -9,7 +9,7 @@ from gristmill.dataset.bases.observing import shared_budget
 from gristmill.diagnostics.units import size_text, time_text
 
 if TYPE_CHECKING:
-    from gristmill.diagnostics.summary import ExecutionSummary, StageSummary
+    from gristmill.diagnostics.runtime.summary import ExecutionSummary, StageSummary
 
 _MAX_NAMED = 3
 _MIN_SHARE = 0.01  # of the time, that is worth a word

@@ -12,8 +12,8 @@ from typing import Any
 
 from gristmill.diagnostics.drawing import graph_html, graph_svg
 from gristmill.diagnostics.files import write_text
-from gristmill.diagnostics.graph import Graph, graph_of
-from gristmill.diagnostics.graph_texts import graph_dot, graph_json, graph_text
+from gristmill.diagnostics.graph.stages import Graph, graph_of
+from gristmill.diagnostics.graph.texts import graph_dot, graph_json, graph_text
 
 _log = logging.getLogger("gristmill")
 

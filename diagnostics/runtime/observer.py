@@ -33,10 +33,10 @@ from gristmill.dataset.bases.observing import (
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.dataset.watching import observe_as, observed_as, unobserve
-from gristmill.diagnostics.jax_profiles import annotated
-from gristmill.diagnostics.metrics.measuring import measured
-from gristmill.diagnostics.observed_maps import ObservedMaps
-from gristmill.diagnostics.probe import (
+from gristmill.diagnostics.runtime.jax_profiles import annotated
+from gristmill.diagnostics.runtime.metrics.measuring import measured
+from gristmill.diagnostics.runtime.observed_maps import ObservedMaps
+from gristmill.diagnostics.runtime.probe import (
     CountersOfThreads,
     OutputCounts,
     Probe,
@@ -48,7 +48,7 @@ from gristmill.diagnostics.probe import (
     take_anew,
     timing_thread,
 )
-from gristmill.diagnostics.remote import WorkerGroup
+from gristmill.diagnostics.runtime.remote import WorkerGroup
 
 _log = logging.getLogger("gristmill")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gristmill.core.errors import as_int, missing_package
 from gristmill.core.locks import Lock
 from gristmill.dataset import watching
-from gristmill.diagnostics.metrics.totals import FAMILIES, Family, Key, Metrics
+from gristmill.diagnostics.runtime.metrics.totals import FAMILIES, Family, Key, Metrics
 from gristmill.workers.setup import is_worker
 
 if TYPE_CHECKING:

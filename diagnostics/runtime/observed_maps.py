@@ -17,8 +17,8 @@ from gristmill.dataset.bases.node import (
 )
 from gristmill.dataset.bases.observing import Computed, Instrument, Method
 from gristmill.dataset.slicing import PipelineEditor
-from gristmill.diagnostics.jax_profiles import annotated
-from gristmill.diagnostics.probe import CountersOfThreads, Probe, counting, name_of
+from gristmill.diagnostics.runtime.jax_profiles import annotated
+from gristmill.diagnostics.runtime.probe import CountersOfThreads, Probe, counting, name_of
 
 
 class ObservedMaps(PipelineEditor):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gristmill.diagnostics.ahead import short_name
-from gristmill.diagnostics.capacity import MIN_GAIN, SHARED, Capacity, Change, Station
-from gristmill.diagnostics.summary import ExecutionSummary
+from gristmill.diagnostics.diagnosis.capacity import MIN_GAIN, SHARED, Capacity, Change, Station
+from gristmill.diagnostics.runtime.ahead import short_name
+from gristmill.diagnostics.runtime.summary import ExecutionSummary
 from gristmill.diagnostics.units import size_text, time_text
 
 if TYPE_CHECKING:
-    from gristmill.diagnostics.advice import Machine
+    from gristmill.diagnostics.diagnosis.advice import Machine
 
 _MIN_THREADS, _MAX_THREADS = 16, 256  # to advise
 _MORE = 4  # times as many threads, or as much memory

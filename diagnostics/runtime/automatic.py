@@ -8,11 +8,11 @@ import weakref
 
 from gristmill.core.config import config
 from gristmill.dataset.watching import exporters
-from gristmill.diagnostics.jax_profiles import annotate_while_profiling
-from gristmill.diagnostics.observer import Observer
-from gristmill.diagnostics.probe import clock
-from gristmill.diagnostics.stalls import watch
-from gristmill.diagnostics.summary import take_snapshot
+from gristmill.diagnostics.runtime.jax_profiles import annotate_while_profiling
+from gristmill.diagnostics.runtime.observer import Observer
+from gristmill.diagnostics.runtime.probe import clock
+from gristmill.diagnostics.runtime.stalls import watch
+from gristmill.diagnostics.runtime.summary import take_snapshot
 
 _log = logging.getLogger("gristmill")
 
@@ -74,8 +74,8 @@ class _DebugReports:
 
 
 def _draw_once(observer: Observer, destination: str) -> None:
-    from gristmill.diagnostics.graph import Graph, Stage
-    from gristmill.diagnostics.graph_files import emit_graph
+    from gristmill.diagnostics.graph.files import emit_graph
+    from gristmill.diagnostics.graph.stages import Graph, Stage
 
     def draw(now: int) -> None:
         observer.on_attend.remove(draw)

@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gristmill.diagnostics.alone import Alone
-from gristmill.diagnostics.summary import (
+from gristmill.diagnostics.diagnosis.alone import Alone
+from gristmill.diagnostics.runtime.summary import (
     ExecutionSummary,
     Snapshot,
     StageSummary,

@@ -12,11 +12,17 @@ from gristmill.core.naming import one_line
 from gristmill.core.options import ReadOptions
 from gristmill.core.ray_options import WorkerOptions
 from gristmill.dataset.bases.observing import running_upstream
-from gristmill.diagnostics.advice import Advisor, Machine, Settings
-from gristmill.diagnostics.alone import Alone
-from gristmill.diagnostics.capacity import CONSUMER, MIN_GAIN, Capacity, alike_stages, spread
-from gristmill.diagnostics.processes import free_memory
-from gristmill.diagnostics.summary import (
+from gristmill.diagnostics.diagnosis.advice import Advisor, Machine, Settings
+from gristmill.diagnostics.diagnosis.alone import Alone
+from gristmill.diagnostics.diagnosis.capacity import (
+    CONSUMER,
+    MIN_GAIN,
+    Capacity,
+    alike_stages,
+    spread,
+)
+from gristmill.diagnostics.runtime.processes import free_memory
+from gristmill.diagnostics.runtime.summary import (
     MAX_DECISIONS,
     Snapshot,
     StageSummary,

@@ -22,9 +22,9 @@ from typing import Any
 
 from gristmill.core.locks import Lock
 from gristmill.dataset.bases.node import DatasetNode, ancestors
-from gristmill.diagnostics.probe import Probe
-from gristmill.diagnostics.remote import records_of
-from gristmill.diagnostics.summary import ExecutionSummary, on_all_nodes, take_snapshot
+from gristmill.diagnostics.runtime.probe import Probe
+from gristmill.diagnostics.runtime.remote import records_of
+from gristmill.diagnostics.runtime.summary import ExecutionSummary, on_all_nodes, take_snapshot
 from gristmill.loader.records import SampledMapDataset
 
 _log = logging.getLogger("gristmill")
