@@ -5,13 +5,12 @@ A command gives the lines that it prints, as they come, and returns the code to 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import time
 from argparse import Namespace
 from array import array
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -57,8 +56,8 @@ def inspect(args: Namespace) -> Lines:
     _draw(graph, args.output)
     spec = graph.stages[0].spec or "not known before the first one: --run reads it"
     if args.run:
-        with reading(pipeline, args.stall_seconds) as reader, observe(reader.it) as view:
-            first = reader.next()
+        with reading(pipeline, args.stall_seconds) as (it, thread), observe(it) as view:
+            first = thread.call(lambda: next(it, END))
             spec = "there is none" if first is END else spec_text(first)
             seen = {stage.id: "(not seen)" for stage in graph.stages if stage.spec is None}
             if first is not END:
@@ -86,14 +85,15 @@ def head(args: Namespace) -> Lines:
     if isinstance(pipeline, MapDataset):
         # Nothing is read that is not shown.
         pipeline = MapDataset.to_iter_dataset(pipeline, ReadOptions(num_threads=0))
-    with reading(pipeline, args.stall_seconds) as reader, observe(reader.it):
-        if args.skip and not jumped(reader.it, args.skip):
+    with reading(pipeline, args.stall_seconds) as (it, thread), observe(it):
+        take = partial(thread.call, partial(next, it, END))
+        if args.skip and not jumped(it, args.skip):
             for index in range(args.skip):
-                if reader.next() is END:
+                if take() is END:
                     yield f"(the end: there are {index:,} elements)"
                     return 0
         for index in range(args.skip, args.skip + args.num):
-            element = reader.next()
+            element = take()
             if element is END:
                 yield f"(the end: there are {index:,} elements)"
                 return 0
@@ -145,8 +145,9 @@ def _trace(
     """
     from gristmill.diagnostics.runtime.trace import trace_json
 
-    with reading(pipeline, stall_seconds) as reader, observe(reader.it, trace=True) as view:
-        reader.call(lambda: run(reader.it, seconds, consumer, reader), lambda: progress_of(view))
+    with reading(pipeline, stall_seconds) as (it, thread), observe(it, trace=True) as view:
+        work = partial(run, it, seconds, consumer, thread)
+        thread.call(work, progress=lambda: progress_of(view))
         return trace_json(view.snapshot())
 
 
@@ -254,12 +255,3 @@ class Endless:
             append(after - before)
             before = after
         return (before - start) / 1e9
-
-
-@contextlib.contextmanager
-def opened(pipeline: Any) -> Iterator[Any]:
-    """Yields a new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which
-    is closed afterwards.
-    """
-    with contextlib.closing(iterator_of(pipeline)) as it:
-        yield it

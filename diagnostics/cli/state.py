@@ -6,6 +6,7 @@ processes, of digits) nor printed as it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -25,7 +26,8 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.descriptions.display import joined
 from gristmill.dataset.descriptions.pipeline import check_description, describe
 from gristmill.diagnostics.cli.position import position_lines
-from gristmill.diagnostics.cli.run import Lines, opened
+from gristmill.diagnostics.cli.reader import iterator_of
+from gristmill.diagnostics.cli.run import Lines
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 
 _PROCESS_FILE = re.compile(r"process_([0-9]+)-of-([0-9]+)\.json")
@@ -169,7 +171,7 @@ def _verdict(item: list[_Saved], name: str, pipeline: Any) -> Lines:
 
 def _difference(pipeline: Any, restore: Callable[[Any], None]) -> str | None:
     """Why a state cannot be restored in a new iterator; ``None`` if it can."""
-    with opened(pipeline) as it:
+    with contextlib.closing(iterator_of(pipeline)) as it:
         try:
             restore(it)
         except Exception as error:

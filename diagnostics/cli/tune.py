@@ -18,10 +18,9 @@ from gristmill.core.ray_options import WorkerOptions
 from gristmill.core.value import Value
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import ancestors, computed_by, parents_of
+from gristmill.dataset.bases.node import ancestors, computed_by
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.executors.auto import most_workers
-from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.stream_interleave import StreamInterleaveIterDataset
@@ -32,7 +31,7 @@ from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.runtime.processes import cpu_seconds, memory_bytes
 from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import digits_text, size_text, time_text
-from gristmill.diagnostics.verification.subject import Subject
+from gristmill.diagnostics.verification.subject import Subject, VariedStreams
 from gristmill.loader import DataLoader
 from gristmill.workers.process import missing_calls
 
@@ -171,11 +170,10 @@ class Sweep:
     def applied(self, setting: Setting) -> IterDataset[Any]:
         """Return the pipeline with a setting."""
         options = self._with_number(setting)
-        tuned = _Tuned(options, setting.num_threads)
+        tuned = VariedStreams(partial(_tuned, options, setting.num_threads))
         stream: IterDataset[Any] = tuned.replaced(self._stream)
-        if tuned.has_workers or not options.num_workers:
-            return stream
-        return stream.mp_prefetch(options)
+        has_workers = any([node._gm_starts_workers for node in ancestors(self._stream)])
+        return stream if has_workers or not options.num_workers else stream.mp_prefetch(options)
 
     def _with_number(self, setting: Setting) -> MultiprocessingOptions:
         given = self._options or MultiprocessingOptions()
@@ -210,34 +208,14 @@ class Sweep:
             yield f"ds = ds.mp_prefetch(workers{order})"
 
 
-class _Tuned(PipelineEditor):
-    """Replaces workers and reading threads.
-
-    Args:
-        options: of the workers in place of those that the pipeline has.
-        num_threads: threads that read.
-    """
-
-    def __init__(self, options: MultiprocessingOptions, num_threads: int) -> None:
-        super().__init__()
-        self._options, self._num_threads = options, num_threads
-        self.has_workers = False
-
-    def _replace(self, ds: Any) -> Any:
-        if not isinstance(ds, IterDataset):
-            return ds
-        same = self._over_replaced(ds) if parents_of(ds) else ds
-        if isinstance(same, PrefetchIterDataset):
-            reads = dataclasses.replace(
-                parameters_of(same).read_options, num_threads=self._num_threads
-            )
-            return computed_by(same, threads=_fitting(reads))
-        if not same._gm_starts_workers:
-            return same
-        self.has_workers = True
-        if not self._options.num_workers:
-            return same.parents[0]
-        return _with_workers(same, self._options)
+def _tuned(options: MultiprocessingOptions, num_threads: int, stage: Any) -> Any:
+    """Return a stage with other workers, or other threads that read."""
+    if isinstance(stage, PrefetchIterDataset):
+        reads = dataclasses.replace(parameters_of(stage).read_options, num_threads=num_threads)
+        return computed_by(stage, threads=_fitting(reads))
+    if not stage._gm_starts_workers:
+        return stage
+    return _with_workers(stage, options) if options.num_workers else stage.parents[0]
 
 
 def _workers_of(stage: Any) -> list[WorkerOptions]:

@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.node import parents_of
-from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.watching import report_joining
 from gristmill.diagnostics.runtime.attended import Attended
 from gristmill.diagnostics.runtime.observer import Observer
@@ -26,7 +24,7 @@ from gristmill.diagnostics.runtime.processes import thread_demand_ns
 from gristmill.diagnostics.runtime.summary import Snapshot, StageSummary, WorkerLoad, take_snapshot
 from gristmill.diagnostics.verification.fresh import ColdCopies
 from gristmill.diagnostics.verification.outcomes import Clock
-from gristmill.diagnostics.verification.subject import Subject
+from gristmill.diagnostics.verification.subject import Subject, VariedStreams
 from gristmill.workers.pickling import dumps
 
 _START_SECONDS = 10.0  # the longest start of a process that measures
@@ -84,16 +82,10 @@ def run_alone(pipeline: Any, seconds: float) -> OneThread | None:
     return None
 
 
-class _WithoutWorkers(PipelineEditor):
-    """Replaces stages that start workers by the part that their workers would compute."""
-
-    def _replace(self, ds: Any) -> Any:
-        if not isinstance(ds, IterDataset):
-            return ds
-        parents = parents_of(ds)
-        if ds._gm_starts_workers and len(parents) == 1:
-            return self.replaced(parents[0])
-        return self._over_replaced(ds) if parents else ds
+def _without_workers(ds: Any) -> Any:
+    """Returns the part of a stage that its workers would compute, if it starts workers."""
+    parents = parents_of(ds)
+    return parents[0] if ds._gm_starts_workers and len(parents) == 1 else ds
 
 
 def _run(seconds: float, pipeline: Any) -> OneThread:
@@ -102,7 +94,7 @@ def _run(seconds: float, pipeline: Any) -> OneThread:
 
 
 def _in_one_thread(pipeline: Any) -> DatasetIterator[Any]:
-    stream = _WithoutWorkers().replaced(Subject(pipeline).stream)
+    stream = VariedStreams(_without_workers).replaced(Subject(pipeline).stream)
     return iterate(Subject(stream).with_threads(0) or stream)
 
 

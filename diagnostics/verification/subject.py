@@ -119,7 +119,7 @@ class Subject:
         it.
         """
         options = ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
-        varied = _Varied(lambda ds: computed_by(ds, threads=options))
+        varied = VariedStreams(lambda ds: computed_by(ds, threads=options))
         stream = varied.replaced(self.stream)
         if varied.has_changed and num_threads:
             return WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads))
@@ -129,7 +129,7 @@ class Subject:
         """Returns the same stream, computed by ``num_workers`` of its worker processes; ``None`` if
         that cannot be.
         """
-        varied = _Varied(lambda ds: computed_by(ds, num_workers=num_workers))
+        varied = VariedStreams(lambda ds: computed_by(ds, num_workers=num_workers))
         stream: IterDataset[Any] = varied.replaced(self.stream)
         return stream if varied.has_changed else None
 
@@ -145,8 +145,12 @@ class Subject:
         )
 
 
-class _Varied(PipelineEditor):
-    """The streams of a pipeline, computed by others."""
+class VariedStreams(PipelineEditor):
+    """A pipeline with other streams in place of some of its own.
+
+    Args:
+        vary: returns another stream, or the same one, for each stream over its new parents.
+    """
 
     def __init__(self, vary: Callable[[Any], Any]) -> None:
         super().__init__()
