@@ -174,7 +174,7 @@ def __dir__() -> list[str]:
 
 def _new_observer() -> Any:
     """Returns an observer, for ``gristmill.core.hooks``."""
-    return importlib.import_module("gristmill.diagnostics.automatic").automatic_observer()
+    return importlib.import_module("gristmill.diagnostics.runtime.automatic").automatic_observer()
 
 
 def _pipeline_html(pipeline: Any) -> Any:
@@ -185,4 +185,6 @@ if os.environ.keys() & {
     "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY",
     "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY",
 }:
-    importlib.import_module("gristmill.diagnostics.metrics.prometheus").start_from_environment()
+    importlib.import_module(
+        "gristmill.diagnostics.runtime.metrics.prometheus"
+    ).start_from_environment()

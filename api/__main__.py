@@ -2,7 +2,8 @@
 
 import sys
 
-from gristmill.diagnostics.cli import RUN_AS_GRAIN, main
+from gristmill.diagnostics.cli import main
+from gristmill.diagnostics.cli.commands import RUN_AS_GRAIN
 
 if __name__ == "__main__":
     if (

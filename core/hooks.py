@@ -10,7 +10,7 @@ from typing import Any
 
 def new_observer() -> Any:
     """Return an observer of a new pipeline, as options and environment want it (see
-    ``gristmill.diagnostics.automatic``).
+    ``gristmill.diagnostics.runtime.automatic``).
     """
     return sys.modules["gristmill"]._new_observer()
 

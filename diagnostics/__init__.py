@@ -2,12 +2,12 @@
 outside.
 """
 
-from gristmill.diagnostics.ahead import BudgetUse
-from gristmill.diagnostics.graph_files import visualize
-from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
-from gristmill.diagnostics.shuffle_quality import ShuffleQuality, shuffle_quality
-from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary
-from gristmill.diagnostics.verdict import Diagnosis
+from gristmill.diagnostics.diagnosis.shuffle_quality import ShuffleQuality, shuffle_quality
+from gristmill.diagnostics.diagnosis.verdict import Diagnosis
+from gristmill.diagnostics.graph.files import visualize
+from gristmill.diagnostics.runtime.ahead import BudgetUse
+from gristmill.diagnostics.runtime.metrics.prometheus import start_telemetry, stop_telemetry
+from gristmill.diagnostics.runtime.summary import ExecutionSummary, Snapshot, StageSummary
 from gristmill.diagnostics.verification import Check, Report, verify
 from gristmill.diagnostics.view import View, diagnose, get_execution_summary, observe
 

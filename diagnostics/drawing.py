@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gristmill.dataset.descriptions.display import abbreviated, length_text
-from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
+from gristmill.diagnostics.graph.stages import Graph, Notes, Stage, Weights
 from gristmill.diagnostics.html_text import html_page, html_row, html_table, safe
 
 _MAX_INPUTS = 12  # drawn side by side
@@ -105,7 +105,7 @@ def graph_svg(graph: Graph, notes: Notes = None, weights: Weights = None) -> str
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> from gristmill.diagnostics.graph import graph_of
+        >>> from gristmill.diagnostics.graph.stages import graph_of
         >>> graph_svg(graph_of(MapDataset.range(4)))[:42]
         '<svg xmlns="http://www.w3.org/2000/svg" cl'
     """

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gristmill.dataset.descriptions.display import joined, length_text, stage_inputs
-from gristmill.diagnostics.graph import Graph, Stage, graph_of
+from gristmill.diagnostics.graph.stages import Graph, Stage, graph_of
 from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.units import rate_text, time_text
 from gristmill.loader.data_loader import DataLoader
 
 if TYPE_CHECKING:  # these show themselves by what is here
-    from gristmill.diagnostics.summary import ExecutionSummary, StageSummary
-    from gristmill.diagnostics.verdict import Diagnosis
+    from gristmill.diagnostics.diagnosis.verdict import Diagnosis
+    from gristmill.diagnostics.runtime.summary import ExecutionSummary, StageSummary
 
 _MAX_STAGES = 60
 _MAX_NAME, _MAX_SPEC = 160, 300  # characters

@@ -15,18 +15,24 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.watching import observed_by, report_joining
-from gristmill.diagnostics.alone import OneThread, alone, run_alone
-from gristmill.diagnostics.annotations import annotate_while_profiling
-from gristmill.diagnostics.attended import NEXT_SECONDS, START_SECONDS, Attended
+from gristmill.diagnostics.diagnosis.alone import OneThread, alone, run_alone
+from gristmill.diagnostics.diagnosis.verdict import (
+    COMPETING,
+    IN_TIME,
+    Diagnosis,
+    diagnosis_of,
+    settings_of,
+)
 from gristmill.diagnostics.files import write_text
-from gristmill.diagnostics.load import cpu_demand_ns
-from gristmill.diagnostics.observer import Observer
-from gristmill.diagnostics.probe import clock
-from gristmill.diagnostics.stalls import watching
-from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, take_snapshot
-from gristmill.diagnostics.trace import trace_json
+from gristmill.diagnostics.runtime.attended import NEXT_SECONDS, START_SECONDS, Attended
+from gristmill.diagnostics.runtime.jax_profiles import annotate_while_profiling
+from gristmill.diagnostics.runtime.observer import Observer
+from gristmill.diagnostics.runtime.probe import clock
+from gristmill.diagnostics.runtime.processes import cpu_demand_ns
+from gristmill.diagnostics.runtime.stalls import watching
+from gristmill.diagnostics.runtime.summary import ExecutionSummary, Snapshot, take_snapshot
+from gristmill.diagnostics.runtime.trace import trace_json
 from gristmill.diagnostics.units import time_text
-from gristmill.diagnostics.verdict import COMPETING, IN_TIME, Diagnosis, diagnosis_of, settings_of
 from gristmill.loader import DataLoader, DataLoaderIterator
 
 _MAX_EVENTS = 200_000
@@ -339,7 +345,7 @@ class View:
         output = self._observer.output
         elapsed = output.last - output.first if output.first is not None else 0
         starved = output.waited / elapsed if elapsed else 0.0
-        return {"starved": f"{starved:.0%}", "p99": time_text(output.percentile(0.99))}
+        return {"starved": f"{starved:.0%}", "p99": time_text(output.delays.percentile(0.99))}
 
     def save_html(self, path: str | PathLike[str]) -> None:
         """Writes a report with drawings, one file that needs nothing else, to look at in a

@@ -8,9 +8,12 @@ import itertools
 import json
 from typing import Any
 
+import numpy as np
+
+from gristmill.core import tree
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import DatasetNode, ancestors
-from gristmill.testing.equality import are_equal, shape_of
+from gristmill.dataset.descriptions.equality import are_equal
 
 
 class _TheEnd:
@@ -155,3 +158,9 @@ def _without_records(state: Any) -> Any:
             if key not in ("choices", "from_choices")
         }
     return [_without_records(value) for value in state] if type(state) is list else state
+
+
+def shape_of(state: Any) -> Any:
+    """Returns the structure of a state, and the types and shapes of its leaves."""
+    leaves, structure = tree.flatten(state)
+    return structure, [(type(leaf).__name__, np.shape(leaf)) for leaf in leaves]

@@ -16,8 +16,7 @@ from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.testing.checkpoints import assert_equal_output_after_checkpoint
-from gristmill.testing.equality import shape_of
+from gristmill.testing.checkpoints import assert_equal_output_after_checkpoint, shape_of
 from gristmill.testing.laws import PICKLES, READABLE, THREADS, Law, copied, in_threads, kept
 
 _THE_END = object()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from gristmill.core.naming import without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.testing.equality import are_equal
+from gristmill.dataset.descriptions.equality import are_equal
 
 T = TypeVar("T")
 

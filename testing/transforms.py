@@ -7,8 +7,8 @@ from typing import Any
 
 from gristmill.core.naming import transform_name
 from gristmill.core.seeds import keyed_rng
+from gristmill.dataset.descriptions.equality import are_equal
 from gristmill.dataset.stages.flat_map import as_list, items_of
-from gristmill.testing.equality import are_equal
 from gristmill.testing.laws import Law, check_answers, kept
 from gristmill.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, TfRandomMap
 from gristmill.transforms.base import check_max_fan_out, transform_function

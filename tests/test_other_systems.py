@@ -298,10 +298,10 @@ class TestEverywhere:
                 if "Checkpoint" not in name:
                     getattr(grain, name)
             from gristmill.core.cgroup import available_memory, usable_cpus
-            from gristmill.diagnostics.load import cpu_demand_ns, free_memory
-            from gristmill.diagnostics.stacks import show_stacks_when_asked, worker_stacks
-            from gristmill.diagnostics.stalls import library_folders
-            grain.diagnostics.verdict.usable_cpus = lambda: 64  # never all busy
+            from gristmill.diagnostics.runtime.processes import cpu_demand_ns, free_memory
+            from gristmill.diagnostics.runtime.stacks import show_stacks_when_asked, worker_stacks
+            from gristmill.diagnostics.runtime.stalls import library_folders
+            grain.diagnostics.diagnosis.verdict.usable_cpus = lambda: 64  # never all busy
             ds = grain.MapDataset.range(200).map(lambda x: x + 1).batch(5).to_iter_dataset()
             diagnosis = str(grain.diagnose(ds, seconds=0.2))
             with grain.observe(iter(ds)) as view:

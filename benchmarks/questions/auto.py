@@ -122,7 +122,7 @@ def taken(it, seconds, step=0.0):
 
 
 def measured(it, seconds, step=0.0):
-    from gristmill.diagnostics.process_tree import cpu_seconds
+    from gristmill.diagnostics.runtime.processes import cpu_seconds
 
     before = cpu_seconds()
     num, elapsed = taken(it, seconds, step)

@@ -81,7 +81,7 @@ class Sample:
 
 def measured(batches, is_cpu):
     """A run over batches without end."""
-    from gristmill.diagnostics.process_tree import cpu_seconds
+    from gristmill.diagnostics.runtime.processes import cpu_seconds
 
     it = iter(batches)
     calls = itertools.count()

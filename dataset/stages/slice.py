@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -63,6 +64,11 @@ class SliceMapDataset(ReindexMapDataset[T]):
 
     def __str__(self) -> str:
         return f"SliceMapDataset[{self._start}:{self._stop}:{self._step}]"
+
+    def _gm_chain_text(self) -> str:
+        if self._stop < sys.maxsize:
+            return str(self)
+        return f"SliceMapDataset[{self._start or ''}::{self._step}]"  # of a parent without end
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> SliceMapDataset[T]:
         if self._length != self._parent_length:

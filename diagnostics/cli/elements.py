@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from gristmill.core.naming import one_line
 from gristmill.dataset.descriptions.display import abbreviated
-from gristmill.diagnostics.spec_text import spec_text
+from gristmill.diagnostics.graph.spec_text import children, spec_text
 
 _MAX_VALUE = 100  # characters of a value
 _MAX_PARTS = 24  # of a container
@@ -57,21 +56,16 @@ def _parts(element: Any) -> dict[str, Any]:
     """Returns the children of a container, by their path prefix; empty for a leaf such as a list of
     numbers.
     """
+    found = children(element)
     if isinstance(element, Mapping):
-        return {one_line(repr(key), _MAX_VALUE): value for key, value in element.items()}
-    if isinstance(element, list | tuple):
-        names = getattr(element, "_fields", range(len(element)))
-        is_leaf = (
-            len(element) > 1 and len({*map(type, element)}) == 1 and isinstance(element[0], _PLAIN)
-        )
-        return (
-            {}
-            if is_leaf
-            else {str(name): value for name, value in zip(names, element, strict=False)}
-        )
-    if dataclasses.is_dataclass(element) and not isinstance(element, type):
-        return {field.name: getattr(element, field.name) for field in dataclasses.fields(element)}
-    return {}
+        return {one_line(repr(key), _MAX_VALUE): value for key, value in found.items()}
+    is_of_numbers = (
+        isinstance(element, list | tuple)
+        and len(element) > 1
+        and len({*map(type, element)}) == 1
+        and isinstance(element[0], _PLAIN)
+    )
+    return {} if is_of_numbers else {str(name): value for name, value in found.items()}
 
 
 def _value_text(leaf: Any) -> str:

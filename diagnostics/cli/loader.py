@@ -24,12 +24,10 @@ def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iter
         return
     shard = _shard(description.get("shard_options", sampler)) or ShardOptions(0, 1)
     read = []  # by each worker or lane; a state does not say which
+    stride = len(last_seen) * shard.shard_count
     for worker, index in enumerate(map(plain_int, last_seen.values())):
-        # the index before its first one
-        before = shard.shard_index + (worker - len(last_seen)) * shard.shard_count
-        read.append(
-            0 if index is None else (index - before) // (len(last_seen) * shard.shard_count)
-        )
+        before = shard.shard_index + worker * shard.shard_count - stride  # its first index
+        read.append(0 if index is None else (index - before) // stride)
     if len(read) > 1:
         lanes = [f"lane {lane}: {number_text(num)} records read" for lane, num in enumerate(read)]
         yield from abbreviated(lanes, _MAX_LANES, lambda num: f"… {num} more …")
@@ -40,9 +38,8 @@ def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iter
     if size is not None and own is not None and own.shard_count > 1:
         start, stop = even_split(size, own)
         size = stop - start
-    length = description.get(
-        "length", None if size is None or num_epochs is None else size * num_epochs
-    )
+    whole = None if size is None or num_epochs is None else size * num_epochs
+    length = description.get("length", whole)
     epoch = epoch_text(sum(read), size, num_epochs) if sampler.startswith("IndexSampler(") else ""
     yield f"read: {of_length(sum(read), length, 'record')}{epoch}"
 

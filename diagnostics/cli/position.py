@@ -111,6 +111,12 @@ def _epoch(index: int, stage: Description, share: tuple[int, int] | None) -> str
     )
 
 
+def _each(items: list[Any], lines: Callable[[Any], Iterator[str]]) -> Iterator[str]:
+    """Yields the lines of each item; of many, those of the first and the last ones."""
+    for item in abbreviated(items, _MAX_PARTS, "… {} more …".format):
+        yield from [item] if isinstance(item, str) else lines(item)
+
+
 def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
     states, indices = state.get("iterators_in_use_states"), state.get("iterators_in_use_indices")
     ended = state.get("exhausted")
@@ -120,26 +126,21 @@ def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Ite
     is_interleave = stage.get("stage") == "InterleaveDatasetIterator"
     what = "dataset" if is_interleave else "lane" if stage else "part"
     turn = plain_int(state["next_index_in_cycle"])
-    next_one = indices[turn] if turn is not None and 0 <= turn < len(indices) else "?"
-    yield f"next: {what} {next_one}"
+    yield f"next: {what} {indices[turn] if turn is not None and 0 <= turn < len(indices) else '?'}"
     if is_interleave:
         num_opened = state.get("next_index_in_datasets")
         yield f"opened: {of_length(num_opened, stage.get('num_datasets'), 'dataset')}"
-    for i in abbreviated([*range(len(states))], _MAX_PARTS, lambda num: f"… {num} more …"):
-        if isinstance(i, str):
-            yield i
-            continue
+
+    def lines(i: int) -> Iterator[str]:
         has_ended = isinstance(ended, list) and i < len(ended) and plain_int(ended[i])
         yield f"{what} {number_text(indices[i])}{', ended' if has_ended else ''}:"
         number = plain_int(indices[i]) or 0
-        if is_interleave:
-            # a share has some of the datasets only
-            below = _NOWHERE if share is not None else _parent(stage, number)
-            yield from _indented(_lines(states[i], below, None))
-        else:
-            yield from _indented(
-                _lines(states[i], _parent(stage), (number, len(states)) if stage else None)
-            )
+        below, own = _parent(stage), (number, len(states)) if stage else None
+        if is_interleave:  # of which a share has some of the datasets only
+            below, own = _NOWHERE if share is not None else _parent(stage, number), None
+        yield from _indented(_lines(states[i], below, own))
+
+    yield from _each([*range(len(states))], lines)
 
 
 def _global_batch(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
@@ -152,24 +153,21 @@ def _global_batch(state: Any, stage: Description, share: tuple[int, int] | None)
         f"global batches of {rows} rows: {count_text(state.get('step'), 'step')}; here are"
         f" {len(lanes)} of {num_lanes} lanes:"
     )
-    for item in abbreviated([*lanes.items()], _MAX_PARTS, lambda num: f"… {num} more …"):
-        if isinstance(item, str):
-            yield item
-            continue
-        number, inner = item
+
+    def lines(lane: tuple[Any, Any]) -> Iterator[str]:
+        number, inner = lane
         is_padded = isinstance(inner, Mapping) and inner.keys() == {"state", "rows"}
         after = f", {count_text(inner['rows'], 'element')} after" if is_padded else ""
         yield f"lane {number}{after}:"
         own = (int(number), num_lanes) if stage and str(number).isdecimal() else None
         yield from _indented(_lines(inner["state"] if is_padded else inner, _parent(stage), own))
 
+    yield from _each([*lanes.items()], lines)
+
 
 def _old_workers(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
-    states, skips, last = (
-        state["workers_state"],
-        state.get("iterations_to_skip"),
-        plain_int(state.get("last_worker_index")),
-    )
+    states, skips = state["workers_state"], state.get("iterations_to_skip")
+    last = plain_int(state.get("last_worker_index"))
     if not isinstance(states, Mapping) or not isinstance(skips, Mapping):
         yield own_form(state)
         return
@@ -183,78 +181,29 @@ def _old_workers(state: Any, stage: Description, share: tuple[int, int] | None) 
 def _components(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
     states, named = state["parents"], stage.get("components")
     if "index" in state:
-        yield (
-            "mixed:"
-            f" {count_text(state['index'], 'element')}{', ended' if state.get('stop') else ''}"
-        )
-    items = (
-        list(states.items())
-        if isinstance(states, Mapping)
-        else list(enumerate(states))
-        if isinstance(states, list)
-        else []
-    )
+        ended = ", ended" if state.get("stop") else ""
+        yield f"mixed: {count_text(state['index'], 'element')}{ended}"
+    items: list[Any] = []
+    if isinstance(states, Mapping | list):
+        items = [*(states.items() if isinstance(states, Mapping) else enumerate(states))]
     if not items:
         yield own_form(state)
-    for item in abbreviated(items, _MAX_PARTS, lambda num: f"… {num} more …"):
-        if isinstance(item, str):
-            yield item
-            continue
+
+    def lines(item: tuple[Any, Any]) -> Iterator[str]:
         key, inner = item
-        below = (
-            named.get(key, _NOWHERE)
-            if isinstance(named, Mapping)
-            else _parent(stage, key)
-            if isinstance(key, int)
-            else _NOWHERE
-        )
+        below = _parent(stage, key) if isinstance(key, int) else _NOWHERE
+        if isinstance(named, Mapping):
+            below = named.get(key, _NOWHERE)
         yield f"dataset {key}:"
         yield from _indented(_lines(inner, below, share))
 
-
-def _above(key: str, words: Callable[[Any, Description], str]) -> Callable[..., Iterator[str]]:
-    """Returns the words of a stage, and those of its only parent, whose state is at ``key``."""
-
-    def lines(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
-        yield words(state, stage)
-        yield from _indented(_lines(state.get(key), _parent(stage), share))
-
-    return lines
+    yield from _each(items, lines)
 
 
-def _plain(words: Callable[[Any], str]) -> Callable[..., Iterator[str]]:
-    """Returns the words of a state that needs no description."""
-    return lambda state, stage, share: iter([words(state)])
-
-
-def _window(state: Any, stage: Description) -> str:
-    delivered = of_length(state.get("pos_in_window"), stage.get("window_size"), "element")
-    return (
-        f"window {number_text(state.get('window_index'))}: {delivered} delivered, of those from"
-        " here on:"
-    )
-
-
-def _concat(state: Any, stage: Description) -> str:
-    return (
-        f"packed: {count_text(state.get('elements_from_buffer_after_checkpoint'), 'row')}"
-        " delivered, of those from here on:"
-    )
-
-
-def _bins(state: Any, stage: Description) -> str:
-    return (
-        f"packed: {count_text(state.get('counter'), 'row')} delivered,"
-        f" {number_text(state['next_row'])} of them from here on:"
-    )
-
-
-def _buckets(state: Any, stage: Description) -> str:
-    held = state.get("held") or "none"
-    return (
-        f"in buckets: those of {count_text(state['num_read'], 'element')} from here on that are"
-        f" held ({held}):"
-    )
+def _elastic(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
+    index, count = plain_int(state["shard_index"]), plain_int(state.get("shard_count"))
+    yield f"shard {number_text(state['shard_index'])} of {number_text(state.get('shard_count'))}"
+    yield from _indented(_lines(state.get("parent"), _parent(stage), (index or 0, count or 1)))
 
 
 def _skipped(faults: Any) -> Iterator[str]:
@@ -269,24 +218,9 @@ def _skipped(faults: Any) -> Iterator[str]:
 
 def _tolerated(state: Any, stage: Description) -> str:
     faults = state.get("faults")
-    total = (
-        faults[0].get("total")
-        if isinstance(faults, list) and faults and isinstance(faults[0], Mapping)
-        else None
-    )
+    has_counts = isinstance(faults, list) and faults and isinstance(faults[0], Mapping)
+    total = faults[0].get("total") if has_counts else None
     return f"tolerated: {count_text(total, 'fault')} in {count_text(state['tried'], 'element')}"
-
-
-def _cache(state: Any, stage: Description) -> str:
-    progress = "cached" if state["cache_filled"] else "being cached"
-    return (
-        f"{progress}: {count_text(state.get('position'), 'element')} delivered, of those from"
-        " here on:"
-    )
-
-
-def _limit(state: Any, stage: Description) -> str:
-    return f"limited: {of_length(state['count_elements_read'], stage.get('count'), 'element')}"
 
 
 def _repeat(state: Any, stage: Description) -> str:
@@ -297,34 +231,21 @@ def _repeat(state: Any, stage: Description) -> str:
     return f"in epoch {number_text(number + 1)}{of}"
 
 
-def _rebatch(state: Any, stage: Description) -> str:
-    return (
-        f"rebatched: {count_text(state['batch_idx'], 'row')} delivered, of the batch from here on:"
-    )
+def _above(
+    owner: str, words: Callable[[Any, Description], str], key: str = "parent"
+) -> tuple[tuple[str, ...], Callable[..., Iterator[str]]]:
+    """Returns the form of a stage whose only parent has its state at ``key``."""
+
+    def lines(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
+        yield words(state, stage)
+        yield from _indented(_lines(state.get(key), _parent(stage), share))
+
+    return (f"{owner}DatasetIterator", owner), lines
 
 
-def _flat_map(state: Any, stage: Description) -> str:
-    return (
-        f"flat-mapped: {count_text(state['next_index_in_buffer'], 'item')} delivered, of the"
-        " element from here on:"
-    )
-
-
-def _counted(what: str, key: str) -> Callable[[Any, Description], str]:
-    return lambda state, stage: f"{what}: {count_text(state[key], 'element')}"
-
-
-def _elastic(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
-    index, count = plain_int(state["shard_index"]), plain_int(state.get("shard_count"))
-    yield f"shard {number_text(state['shard_index'])} of {number_text(state.get('shard_count'))}"
-    yield from _indented(_lines(state.get("parent"), _parent(stage), (index or 0, count or 1)))
-
-
-def _row(state: Any) -> str:
-    return (
-        f"row group {number_text(state['row_group'])}, row"
-        f" {number_text(state.get('index_within_row_group'))}"
-    )
+def _plain(words: Callable[[Any], str]) -> tuple[tuple[str, ...], Callable[..., Iterator[str]]]:
+    """Returns the form of a state that needs no description."""
+    return (), lambda state, stage, share: iter([words(state)])
 
 
 # A form of state: the key that identifies it, its possible stages, and its words. The first key
@@ -338,38 +259,86 @@ _FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
         _cycle,
     ),
     "parents": (("MixedDatasetIterator", "ZipDatasetIterator"), _components),
-    "parent_window_start_state": (
-        ("WindowShuffleDatasetIterator",),
-        _above("parent_window_start_state", _window),
+    "parent_window_start_state": _above(
+        "WindowShuffle",
+        lambda state, stage: (
+            f"window {number_text(state.get('window_index'))}:"
+            f" {of_length(state.get('pos_in_window'), stage.get('window_size'), 'element')}"
+            " delivered, of those from here on:"
+        ),
+        "parent_window_start_state",
     ),
-    "remainder_slices": (("ConcatThenSplitDatasetIterator",), _above("parent_state", _concat)),
-    "cache_filled": (("CacheDatasetIterator",), _above("parent", _cache)),
-    "count_elements_read": (("LimitDatasetIterator",), _above("parent", _limit)),
-    "epoch": (("RepeatDatasetIterator",), _above("parent", _repeat)),
-    "batch_idx": (("RebatchDatasetIterator",), _above("parent", _rebatch)),
-    "next_index_in_buffer": (("FlatMapDatasetIterator", "FlatMap"), _above("parent", _flat_map)),
-    "next_row": (("BinPackDatasetIterator",), _above("parent", _bins)),
-    "num_read": (("BucketBatchDatasetIterator",), _above("parent", _buckets)),
-    "index_for_rng": (
-        ("RandomMapDatasetIterator",),
-        _above("parent", _counted("random map", "index_for_rng")),
+    "remainder_slices": _above(
+        "ConcatThenSplit",
+        lambda state, _: (
+            f"packed: {count_text(state.get('elements_from_buffer_after_checkpoint'), 'row')}"
+            " delivered, of those from here on:"
+        ),
+        "parent_state",
     ),
-    "counter": (
-        ("MapWithIndexDatasetIterator",),
-        _above("parent", _counted("map with index", "counter")),
+    "cache_filled": _above(
+        "Cache",
+        lambda state, _: (
+            f"{'cached' if state['cache_filled'] else 'being cached'}:"
+            f" {count_text(state.get('position'), 'element')} delivered, of those from here on:"
+        ),
+    ),
+    "count_elements_read": _above(
+        "Limit",
+        lambda state, stage: (
+            f"limited: {of_length(state['count_elements_read'], stage.get('count'), 'element')}"
+        ),
+    ),
+    "epoch": _above("Repeat", _repeat),
+    "batch_idx": _above(
+        "Rebatch",
+        lambda state, _: (
+            f"rebatched: {count_text(state['batch_idx'], 'row')} delivered, of the batch from here"
+            " on:"
+        ),
+    ),
+    "next_index_in_buffer": _above(
+        "FlatMap",
+        lambda state, _: (
+            f"flat-mapped: {count_text(state['next_index_in_buffer'], 'item')} delivered, of the"
+            " element from here on:"
+        ),
+    ),
+    "next_row": _above(
+        "BinPack",
+        lambda state, _: (
+            f"packed: {count_text(state.get('counter'), 'row')} delivered,"
+            f" {number_text(state['next_row'])} of them from here on:"
+        ),
+    ),
+    "num_read": _above(
+        "BucketBatch",
+        lambda state, _: (
+            f"in buckets: those of {count_text(state['num_read'], 'element')} from here on that are"
+            f" held ({state.get('held') or 'none'}):"
+        ),
+    ),
+    "index_for_rng": _above(
+        "RandomMap",
+        lambda state, _: f"random map: {count_text(state['index_for_rng'], 'element')}",
+    ),
+    "counter": _above(
+        "MapWithIndex",
+        lambda state, _: f"map with index: {count_text(state['counter'], 'element')}",
     ),
     "shard_index": (("ElasticIterator",), _elastic),
     "next_index": (("PrefetchDatasetIterator", "DataLoader"), _next_index),
-    "tried": (("TolerateDatasetIterator",), _above("parent", _tolerated)),
-    "global_next_index": (
-        (),
-        _plain(
-            lambda state: f"next index of all shards: {number_text(state['global_next_index'])}"
-        ),
+    "tried": _above("Tolerate", _tolerated),
+    "global_next_index": _plain(
+        lambda state: f"next index of all shards: {number_text(state['global_next_index'])}"
     ),
-    "row_group": ((), _plain(_row)),
-    "reader_offset": (
-        (),
-        _plain(lambda state: f"at byte {number_text(state['reader_offset'])} of the file"),
+    "row_group": _plain(
+        lambda state: (
+            f"row group {number_text(state['row_group'])}, row"
+            f" {number_text(state.get('index_within_row_group'))}"
+        )
+    ),
+    "reader_offset": _plain(
+        lambda state: f"at byte {number_text(state['reader_offset'])} of the file"
     ),
 }

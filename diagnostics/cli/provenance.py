@@ -28,6 +28,7 @@ from gristmill.diagnostics.provenance.explaining import NoOutputError, each_outp
 from gristmill.diagnostics.provenance.ledger import as_ledger
 from gristmill.loader import DataLoader
 
+_SAID = (NotImplementedError, IndexError, FileNotFoundError, NoOutputError, StateMismatchError)
 _MAX_LINE = 1000
 _MAX_PICTURES = 4  # of a batch
 _MAX_WIDTH = 64  # characters
@@ -57,27 +58,21 @@ def show(args: Namespace) -> Lines:
 def trace(args: Namespace) -> Lines:
     """Yields the outputs that a record made."""
     pipeline = load_pipeline(args.pipeline)
+    limit = args.steps or _MAX_OUTPUTS
     num = num_found = 0
     with _said_of_the_pipeline():
-        for provenance in itertools.islice(each_output(pipeline), args.steps or _MAX_OUTPUTS):
+        for provenance in itertools.islice(each_output(pipeline), limit):
             num += 1
             for i, row in enumerate(provenance.rows):
                 for record in row.records:
-                    if (
-                        str(record.record_key) == args.record
-                        and (args.source or "") in record.source
-                    ):
+                    is_of_source = (args.source or "") in record.source
+                    if str(record.record_key) == args.record and is_of_source:
                         num_found += 1
-                        yield one_line(
-                            f"step {provenance.step}, row {i}: {_words(record)}", _MAX_LINE
-                        )
-    more = (
-        ", and there are more of them (see --steps)" if num == (args.steps or _MAX_OUTPUTS) else ""
-    )
-    yield (
-        f"record {one_line(args.record, 100)}: used {num_found} time{'' if num_found == 1 else 's'}"
-        f" in {num:,} outputs{more}"
-    )
+                        text = f"step {provenance.step}, row {i}: {_words(record)}"
+                        yield one_line(text, _MAX_LINE)
+    times = f"{num_found} time{'s' * (num_found != 1)}"
+    more = ", and there are more of them (see --steps)" if num == limit else ""
+    yield f"record {one_line(args.record, 100)}: used {times} in {num:,} outputs{more}"
     return 0
 
 
@@ -85,13 +80,7 @@ def trace(args: Namespace) -> Lines:
 def _said_of_the_pipeline() -> Iterator[None]:
     try:
         yield
-    except (
-        NotImplementedError,
-        IndexError,
-        FileNotFoundError,
-        NoOutputError,
-        StateMismatchError,
-    ) as error:
+    except _SAID as error:
         text = in_options(str(error))
         if isinstance(error, StateMismatchError):
             text += ". `python -m gristmill state CHECKPOINT --pipeline PIPELINE` compares the two"

@@ -7,16 +7,15 @@ import faulthandler
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from gristmill.core.locks import Signal
 from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.bases.iterator import iterate
-from gristmill.diagnostics.attended import Attended
+from gristmill.dataset.bases.next_index import set_next_index
+from gristmill.diagnostics.runtime.attended import Attended
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.loader import DataLoader
-
-T = TypeVar("T")
 
 END = object()
 
@@ -24,41 +23,32 @@ _STALL_SECONDS = 30.0
 _HINT = "If it is only slow, allow more time for an element: --stall-seconds 300 (0 is forever)."
 
 
-class ElementReader:
-    """Takes elements from an iterator.
-
-    Args:
-        it: of a dataset or a ``DataLoader``.
-        attended: the thread that uses it.
-    """
-
-    def __init__(self, it: Any, attended: Attended) -> None:
-        self.it = it
-        self._attended = attended
-
-    def next(self) -> Any:
-        """Returns the next element, or ``END``."""
-        return self.call(lambda: next(self.it, END))
-
-    def call(self, work: Callable[[], T], progress: Callable[[], int] | None = None) -> T:
-        """Returns ``work()``, which may take long as long as ``progress`` gives other numbers."""
-        return self._attended.call(work, progress=progress)
-
-    @property
-    def is_ending(self) -> bool:
-        return self._attended.is_ending
-
-
 def iterator_of(pipeline: Any) -> Any:
     return iter(pipeline) if isinstance(pipeline, DataLoader) else iterate(pipeline)
 
 
+def jumped(it: Any, index: int) -> bool:
+    """True if ``it`` could continue at an index without the elements before it; where elements are
+    dropped, they must be counted.
+    """
+    if dataset_iterator(it)._gm_has_gaps():
+        return False
+    try:
+        set_next_index(it, index)
+    except (NotImplementedError, ValueError):
+        # it cannot, or there are fewer, which are counted then
+        return False
+    return True
+
+
 @contextlib.contextmanager
-def reading(pipeline: Any, stall_seconds: float | None) -> Iterator[ElementReader]:
-    """Yields a new iterator of a dataset or a ``DataLoader``, which is closed afterwards."""
+def reading(pipeline: Any, stall_seconds: float | None) -> Iterator[tuple[Any, Attended]]:
+    """Yields a new iterator of a dataset or a ``DataLoader``, which is closed afterwards, and the
+    thread that is to use it.
+    """
     it = iterator_of(pipeline)
     with attended(lambda: it, it.close, stall_seconds) as thread:
-        yield ElementReader(it, thread)
+        yield it, thread
 
 
 @contextlib.contextmanager

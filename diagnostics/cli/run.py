@@ -5,13 +5,13 @@ A command gives the lines that it prints, as they come, and returns the code to 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import time
 from argparse import Namespace
 from array import array
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,23 +21,32 @@ from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.descriptions.display import length_text, stage_length
 from gristmill.diagnostics.cli.elements import element_lines
-from gristmill.diagnostics.cli.reader import END, attended, ended_if_frozen, iterator_of, reading
+from gristmill.diagnostics.cli.reader import (
+    END,
+    attended,
+    ended_if_frozen,
+    iterator_of,
+    jumped,
+    reading,
+)
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
+from gristmill.diagnostics.diagnosis.verdict import Diagnosis
 from gristmill.diagnostics.files import write_text
-from gristmill.diagnostics.graph import Graph, graph_of
-from gristmill.diagnostics.graph_files import write_graph
-from gristmill.diagnostics.graph_texts import stage_lines
-from gristmill.diagnostics.jumping import jumped
-from gristmill.diagnostics.seen_specs import seen_specs
-from gristmill.diagnostics.spec_text import element_nbytes, spec_text
-from gristmill.diagnostics.units import digits_text, time_text
-from gristmill.diagnostics.verdict import Diagnosis
+from gristmill.diagnostics.graph.files import write_graph
+from gristmill.diagnostics.graph.seen_specs import seen_specs
+from gristmill.diagnostics.graph.spec_text import element_nbytes, spec_text
+from gristmill.diagnostics.graph.stages import Graph, graph_of
+from gristmill.diagnostics.graph.texts import stage_lines
+from gristmill.diagnostics.runtime.summary import delays_text
+from gristmill.diagnostics.units import digits_text
 from gristmill.diagnostics.view import diagnose, observe, progress_of, run
 
 Lines: TypeAlias = Generator[str, None, int]
 
 _FROZEN_SECONDS = 30.0
+_PERCENTS = (50, 95, 99)
 _MAX_TRACE_SECONDS = 1.0
+_NO_ELEMENTS = "the pipeline has no elements"
 
 
 def inspect(args: Namespace) -> Lines:
@@ -47,8 +56,8 @@ def inspect(args: Namespace) -> Lines:
     _draw(graph, args.output)
     spec = graph.stages[0].spec or "not known before the first one: --run reads it"
     if args.run:
-        with reading(pipeline, args.stall_seconds) as reader, observe(reader.it) as view:
-            first = reader.next()
+        with reading(pipeline, args.stall_seconds) as (it, thread), observe(it) as view:
+            first = thread.call(lambda: next(it, END))
             spec = "there is none" if first is END else spec_text(first)
             seen = {stage.id: "(not seen)" for stage in graph.stages if stage.spec is None}
             if first is not END:
@@ -76,14 +85,15 @@ def head(args: Namespace) -> Lines:
     if isinstance(pipeline, MapDataset):
         # Nothing is read that is not shown.
         pipeline = MapDataset.to_iter_dataset(pipeline, ReadOptions(num_threads=0))
-    with reading(pipeline, args.stall_seconds) as reader, observe(reader.it):
-        if args.skip and not jumped(reader.it, args.skip):
+    with reading(pipeline, args.stall_seconds) as (it, thread), observe(it):
+        take = partial(thread.call, partial(next, it, END))
+        if args.skip and not jumped(it, args.skip):
             for index in range(args.skip):
-                if reader.next() is END:
+                if take() is END:
                     yield f"(the end: there are {index:,} elements)"
                     return 0
         for index in range(args.skip, args.skip + args.num):
-            element = reader.next()
+            element = take()
             if element is END:
                 yield f"(the end: there are {index:,} elements)"
                 return 0
@@ -103,21 +113,15 @@ def diagnosis(args: Namespace) -> Lines:
         found = diagnose(
             pipeline, args.seconds, consumer=consumer, stall_seconds=args.stall_seconds
         )
-    yield (
-        json.dumps(_as_data(found), indent=2)
-        if args.json
-        else f"{found}\n\n{found.snapshot.summary}"
-    )
+    text = f"{found}\n\n{found.snapshot.summary}"
+    yield json.dumps(_as_data(found), indent=2) if args.json else text
     if args.html is not None:
         from gristmill.diagnostics.report import report_html
 
         _write("--html", args.html, report_html(found))
     if args.trace is not None:
-        _write(
-            "--trace",
-            args.trace,
-            _trace(pipeline, min(args.seconds, _MAX_TRACE_SECONDS), consumer, args.stall_seconds),
-        )
+        trace_seconds = min(args.seconds, _MAX_TRACE_SECONDS)
+        _write("--trace", args.trace, _trace(pipeline, trace_seconds, consumer, args.stall_seconds))
     return 0
 
 
@@ -139,10 +143,11 @@ def _trace(
     """Returns the calls of another run: to record them takes time, which the diagnosis is not
     about.
     """
-    from gristmill.diagnostics.trace import trace_json
+    from gristmill.diagnostics.runtime.trace import trace_json
 
-    with reading(pipeline, stall_seconds) as reader, observe(reader.it, trace=True) as view:
-        reader.call(lambda: run(reader.it, seconds, consumer, reader), lambda: progress_of(view))
+    with reading(pipeline, stall_seconds) as (it, thread), observe(it, trace=True) as view:
+        work = partial(run, it, seconds, consumer, thread)
+        thread.call(work, progress=lambda: progress_of(view))
         return trace_json(view.snapshot())
 
 
@@ -162,51 +167,35 @@ def bench(args: Namespace) -> Lines:
     elements = Endless(pipeline)
     with attended(lambda: elements.it, elements.close, args.stall_seconds) as thread:
         with observe(elements.it):  # for what there is to say if it is stuck; only until it is warm
-            thread.call(
-                lambda: elements.take_sizes(args.warmup, sizes), progress=lambda: len(sizes)
-            )
+            warm = partial(elements.take_sizes, args.warmup, sizes)
+            thread.call(warm, progress=lambda: len(sizes))
         for _ in range(args.repeat):
             before = len(delays)
-            elapsed = thread.call(
-                lambda: elements.time(args.seconds, delays), progress=lambda: len(delays)
-            )
+            run_once = partial(elements.time, args.seconds, delays)
+            elapsed = thread.call(run_once, progress=lambda: len(delays))
             rates.append((len(delays) - before) / elapsed)
     rate, size = statistics.median(rates), statistics.mean(sizes)
-    percentiles = dict(
-        zip(
-            (50, 95, 99),
-            np.percentile(np.frombuffer(delays, np.int64), (50, 95, 99)).tolist(),
-            strict=True,
-        )
-    )
+    found = np.percentile(np.frombuffer(delays, np.int64), _PERCENTS).tolist()
+    data: dict[str, Any] = {
+        "elements_per_second": rate,
+        "elements_per_second_of_runs": rates,
+        "megabytes_per_second": rate * size / 1e6 if size else None,
+        "bytes_per_element": size or None,
+        "delay_ns": dict(zip(_PERCENTS, found, strict=True)),
+        "num_elements": len(delays),
+        "seconds": args.seconds,
+    }
     if args.json:
-        yield json.dumps(
-            {
-                "elements_per_second": rate,
-                "elements_per_second_of_runs": rates,
-                "megabytes_per_second": rate * size / 1e6 if size else None,
-                "bytes_per_element": size or None,
-                "delay_ns": percentiles,
-                "num_elements": len(delays),
-                "seconds": args.seconds,
-            },
-            indent=2,
-        )
+        yield json.dumps(data, indent=2)
         return 0
-    spread = (
-        f"  ({digits_text(min(rates))} to {digits_text(max(rates))} in {len(rates)} runs)"
-        if len(rates) > 1
-        else ""
-    )
+    spread, megabytes = "", "-  (no arrays, texts or bytes)"
+    if len(rates) > 1:
+        spread = f"  ({digits_text(min(rates))} to {digits_text(max(rates))} in {len(rates)} runs)"
+    if size:
+        megabytes = f"{digits_text(rate * size / 1e6)}  ({size:,.0f} bytes an element)"
     yield f"elements/s  {digits_text(rate)}{spread}"
-    megabytes = (
-        f"{digits_text(rate * size / 1e6)}  ({size:,.0f} bytes an element)"
-        if size
-        else "-  (no arrays, texts or bytes)"
-    )
     yield f"MB/s        {megabytes}"
-    texts = [f"p{percent} {time_text(delay)}" for percent, delay in percentiles.items()]
-    yield f"delay       {', '.join(texts)}"
+    yield f"delay       {delays_text(data['delay_ns'])}"
     return 0
 
 
@@ -238,7 +227,7 @@ class Endless:
             elif sizes:
                 self._begin()
             else:
-                raise CommandError("the pipeline has no elements", code=1)
+                raise CommandError(_NO_ELEMENTS, code=1)
 
     def time(self, seconds: float, delays: array[int]) -> float:
         """Takes elements for a time, at least one, appends how many nanoseconds each took, and
@@ -255,12 +244,9 @@ class Endless:
                 take()
             except StopIteration:
                 if num_at_end == len(delays):
-                    raise CommandError(
-                        "the pipeline has elements only once: it gives none when it starts again"
-                        if delays
-                        else "the pipeline has no elements",
-                        code=1,
-                    ) from None
+                    again = " only once: it gives none when it starts again"
+                    text = f"the pipeline has elements{again}" if delays else _NO_ELEMENTS
+                    raise CommandError(text, code=1) from None
                 num_at_end = len(delays)
                 self._begin()
                 take = self.it.__next__
@@ -269,12 +255,3 @@ class Endless:
             append(after - before)
             before = after
         return (before - start) / 1e9
-
-
-@contextlib.contextmanager
-def opened(pipeline: Any) -> Iterator[Any]:
-    """Yields a new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which
-    is closed afterwards.
-    """
-    with contextlib.closing(iterator_of(pipeline)) as it:
-        yield it

@@ -9,9 +9,9 @@ from typing import Any
 
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.cli.words import in_options
-from gristmill.diagnostics.mixture_shares import mixture_shares
-from gristmill.diagnostics.shuffle_quality import shuffle_quality
-from gristmill.diagnostics.spec_text import spec_text
+from gristmill.diagnostics.diagnosis.mixture_shares import mixture_shares
+from gristmill.diagnostics.diagnosis.shuffle_quality import shuffle_quality
+from gristmill.diagnostics.graph.spec_text import spec_text
 
 _OPTIONS = ("key", "batch_size", "block_size", "max_batches")
 
@@ -28,17 +28,14 @@ def shuffle(args: Namespace) -> Generator[str, None, int]:
             max_batches=args.max_batches,
         )
     except (TypeError, ValueError) as error:
-        if note_free(error):
-            text = str(error).replace(
-                "a function of an element", "the name of the entry that is their class"
-            )
-            raise CommandError(in_options(text, *_OPTIONS)) from error
-        raise
+        if hasattr(error, "__notes__"):  # it is about the pipeline, not about the request
+            raise
+        words = "a function of an element", "the name of the entry that is their class"
+        raise CommandError(in_options(str(error).replace(*words), *_OPTIONS)) from error
     mixtures = mixture_shares(pipeline, args.batch_size)
     if args.json:
-        yield json.dumps(
-            {**quality.to_dict(), "mixtures": [mixture.as_dict() for mixture in mixtures]}
-        )
+        parts = [mixture.as_dict() for mixture in mixtures]
+        yield json.dumps({**quality.to_dict(), "mixtures": parts})
     else:
         yield "\n".join(map(str, [quality, *mixtures]))
     if args.output is not None:
@@ -64,8 +61,3 @@ def _key(name: str | None) -> Callable[[Any], Any] | None:
         return value.item() if hasattr(value, "item") else value
 
     return key
-
-
-def note_free(error: Exception) -> bool:
-    """True if the note is about the request, not about the pipeline."""
-    return not getattr(error, "__notes__", None)

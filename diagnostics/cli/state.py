@@ -6,6 +6,7 @@ processes, of digits) nor printed as it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -25,7 +26,8 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.descriptions.display import joined
 from gristmill.dataset.descriptions.pipeline import check_description, describe
 from gristmill.diagnostics.cli.position import position_lines
-from gristmill.diagnostics.cli.run import Lines, opened
+from gristmill.diagnostics.cli.reader import iterator_of
+from gristmill.diagnostics.cli.run import Lines
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 
 _PROCESS_FILE = re.compile(r"process_([0-9]+)-of-([0-9]+)\.json")
@@ -76,10 +78,7 @@ def state_text(path: str) -> bytes:
     Raises:
         CommandError: there is no state, or there are several.
     """
-    try:
-        saved = [_read(file) for files in _files(Path(path)) for file in files]
-    except OSError as error:
-        raise CommandError(_message(error)) from error
+    saved = [one for item in _items(path) for one in item]
     own = [one for one in saved if one.path.name == process_file_name()]
     found = own if len(own) == 1 else saved
     if len(found) != 1:
@@ -95,12 +94,8 @@ def state_text(path: str) -> bytes:
 
 def _lines(args: Namespace) -> Lines:
     pipeline = None if args.pipeline is None else load_pipeline(args.pipeline)
-    try:
-        items = [[_read(path) for path in paths] for paths in _files(Path(args.path))]
-    except OSError as error:
-        raise CommandError(_message(error)) from error
     code = 0
-    for i, item in enumerate(items):
+    for i, item in enumerate(_items(args.path)):
         if i:
             yield ""
         code = max(code, (yield from _heading(item)))
@@ -134,27 +129,18 @@ def _missing(directory: Path, count: str) -> list[str]:
     num_missing = int(count) - len([number for number in numbers if int(number) < int(count)])
     missing = (f"process_{k}-of-{count}.json" for k in itertools.count() if str(k) not in numbers)
     names = list(itertools.islice(missing, min(num_missing, _NUM_MISSING)))
-    return (
-        names
-        if num_missing <= _NUM_MISSING
-        else [*names, f"… and {num_missing - _NUM_MISSING} more"]
-    )
+    more = num_missing - _NUM_MISSING
+    return [*names, f"… and {more} more"] if more > 0 else names
 
 
 def _process(saved: _Saved, shows_pipeline: bool) -> Lines:
-    yield (
-        f"{saved.path.name}  {len(saved.text):,}"
-        f" bytes{'' if saved.problem is None else '  DAMAGED'}"
-    )
+    damaged = "" if saved.problem is None else "  DAMAGED"
+    yield f"{saved.path.name}  {len(saved.text):,} bytes{damaged}"
     if saved.problem is not None:
         yield f"  {saved.problem}"
     try:
-        yield from [
-            "  " + line
-            for line in position_lines(
-                state_from_text(saved.text, saved.path.name), saved.description
-            )
-        ]
+        state = state_from_text(saved.text, saved.path.name)
+        yield from ["  " + line for line in position_lines(state, saved.description)]
         if shows_pipeline:
             yield "  of the pipeline"
             yield from ["    " + line for line in _stage_lines(saved.description)]
@@ -175,19 +161,17 @@ def _verdict(item: list[_Saved], name: str, pipeline: Any) -> Lines:
             yield f"{name} would continue{where}"
         else:
             yield f"{name} would refuse to continue{where}: {difference}"
-    if (
-        len(item) > 1
-        and None not in differences
-        and _difference(pipeline, functools.partial(_merge, item)) is None
-    ):
+    if None in differences:
+        return 0
+    if len(item) > 1 and _difference(pipeline, functools.partial(_merge, item)) is None:
         yield f"{name} would continue from all of them together"
         return 0
-    return int(None not in differences)
+    return 1
 
 
 def _difference(pipeline: Any, restore: Callable[[Any], None]) -> str | None:
     """Why a state cannot be restored in a new iterator; ``None`` if it can."""
-    with opened(pipeline) as it:
+    with contextlib.closing(iterator_of(pipeline)) as it:
         try:
             restore(it)
         except Exception as error:
@@ -208,12 +192,8 @@ def _merge(item: list[_Saved], it: Any) -> None:
     """Restores a checkpoint of another number of processes."""
     states = [state_from_text(saved.text, it) for saved in item]
     numbers = [_DATASET_FILE.fullmatch(saved.path.name) for saved in item]
-    it.set_state(
-        it._gm_merged_state(
-            {found[1]: value for found, value in zip(numbers, states, strict=True) if found}
-            or states
-        )
-    )
+    by_number = {found[1]: x for found, x in zip(numbers, states, strict=True) if found}
+    it.set_state(it._gm_merged_state(by_number or states))
 
 
 def restore_checkpoint(path: str, it: Any) -> None:
@@ -225,16 +205,9 @@ def restore_checkpoint(path: str, it: Any) -> None:
         ValueError: it does not fit the pipeline.
     """
     problem: Exception | None = None
-    try:
-        items = [[_read(file) for file in files] for files in _files(Path(path))]
-    except OSError as error:
-        raise CommandError(_message(error)) from error
-    for item in items:
-        ways = [
-            functools.partial(_restore, item[0]),
-            *([functools.partial(_merge, item)] if len(item) > 1 else []),
-        ]
-        for restore in reversed(ways):
+    for item in _items(path):
+        merging = [functools.partial(_merge, item)] if len(item) > 1 else []
+        for restore in (*merging, functools.partial(_restore, item[0])):
             try:
                 return restore(it)
             except Exception as error:
@@ -243,6 +216,14 @@ def restore_checkpoint(path: str, it: Any) -> None:
         f"{path} does not fit this pipeline: {_message(problem or ValueError('it is empty'))}",
         code=1,
     ) from problem
+
+
+def _items(path: str) -> list[list[_Saved]]:
+    """Returns the states of each item in a checkpoint, one for each process."""
+    try:
+        return [[_read(file) for file in files] for files in _files(Path(path))]
+    except OSError as error:
+        raise CommandError(_message(error)) from error
 
 
 def _files(path: Path) -> Iterator[list[Path]]:
@@ -261,12 +242,8 @@ def _files(path: Path) -> Iterator[list[Path]]:
             yield from found
             return
         below = sorted(x for directory in directories for x in directory.iterdir() if x.is_dir())
-        steps = [
-            x
-            for x in below
-            if _STEP.fullmatch(x.name)
-            and (x.name.isdecimal() or (x / "_CHECKPOINT_METADATA").exists())
-        ]
+        named = [x for x in below if _STEP.fullmatch(x.name)]
+        steps = [x for x in named if x.name.isdecimal() or (x / "_CHECKPOINT_METADATA").exists()]
         directories = [max(steps, key=_number_at_end)] if steps else below
     raise CommandError(
         f"there is no process_<i>-of-<n>.json in {path}, in its items or in those of its last step"
@@ -298,9 +275,8 @@ def _read(path: Path) -> _Saved:
     problem = None
     if crc32 != zlib.crc32(text):
         problem = f"its checksum is {zlib.crc32(text)}, {pipeline_file.name} says {shown(crc32)}"
-    return _Saved(
-        path, text, library if isinstance(library, str) else shown(library), description, problem
-    )
+    library = library if isinstance(library, str) else shown(library)
+    return _Saved(path, text, library, description, problem)
 
 
 def _stage_lines(description: Any) -> list[str]:

@@ -168,10 +168,9 @@ def _found_in(module: ModuleType) -> str:
         and value.__module__ == module.__name__
         and not _required_parameters(value)
     ]
-    texts = [f"its pipelines are {_listed(names)}"] if names else ["it has no pipelines"]
-    return " ".join(
-        [*texts, *([f"and functions that may make some are {_listed(makers)}"] if makers else [])]
-    )
+    text = f"its pipelines are {_listed(names)}" if names else "it has no pipelines"
+    more = f" and functions that may make some are {_listed(makers)}" if makers else ""
+    return text + more
 
 
 def _listed(names: list[str]) -> str:

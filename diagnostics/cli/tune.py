@@ -10,6 +10,7 @@ from argparse import Namespace
 from array import array
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from gristmill.core.options import AUTO_LANES, MAX_LANES, MultiprocessingOptions, ReadOptions
@@ -17,10 +18,9 @@ from gristmill.core.ray_options import WorkerOptions
 from gristmill.core.value import Value
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import ancestors, computed_by, parents_of
+from gristmill.dataset.bases.node import ancestors, computed_by
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.executors.auto import most_workers
-from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.stream_interleave import StreamInterleaveIterDataset
@@ -28,9 +28,10 @@ from gristmill.dataset.stages.stream_order import StreamOrderIterDataset
 from gristmill.diagnostics.cli.reader import attended
 from gristmill.diagnostics.cli.run import Endless, Lines
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
-from gristmill.diagnostics.process_tree import cpu_seconds, memory_bytes
+from gristmill.diagnostics.runtime.processes import cpu_seconds, memory_bytes
+from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import digits_text, size_text, time_text
-from gristmill.diagnostics.verification.subject import Subject
+from gristmill.diagnostics.verification.subject import Subject, VariedStreams
 from gristmill.loader import DataLoader
 from gristmill.workers.process import missing_calls
 
@@ -38,10 +39,6 @@ _NUM_THREADS = (0, 1, 4, 16, 64)
 _SAME = 0.03  # of two speeds that differ by less, the one that takes less CPU time is better
 _PAUSE_SECONDS = 1.2  # idle workers end in this time, so the next setting starts its own
 _ONE = {"processes": "process", "threads": "thread"}
-_SETTING_FIELDS = ("num_workers", "executor", "num_threads")
-_FIELDS = ("elements_per_second", "cpus", "first_output_seconds", "memory_bytes")
-_HEAD = ("workers", "read threads", "elements/s", "CPUs", "first output", "memory")
-_WIDTHS = (12, 12, 10, 5, 12, 9)
 
 
 class Setting(Value):
@@ -64,11 +61,8 @@ class Setting(Value):
     def __str__(self) -> str:
         if not self.num_workers:
             return "0"
-        return (
-            "1 " + _ONE[self.executor]
-            if self.num_workers == 1
-            else f"{self.num_workers} {self.executor}"
-        )
+        kind = _ONE[self.executor] if self.num_workers == 1 else self.executor
+        return f"{self.num_workers} {kind}"
 
 
 class Speed(Value):
@@ -96,7 +90,7 @@ def tune(args: Namespace) -> Lines:
     speeds: list[Speed] = []
     failures: dict[str, str] = {}
     if not args.json:
-        yield _row(_HEAD)
+        yield DataTable(_COLUMNS).lines()[0]
     for setting in sweep.settings():
         if speeds and speeds[-1].setting.has_processes:
             time.sleep(_PAUSE_SECONDS)
@@ -111,11 +105,13 @@ def tune(args: Namespace) -> Lines:
             continue
         speeds.append(speed)
         if not args.json:
-            yield _row(_cells(speed))
+            yield DataTable(_COLUMNS, [speed]).lines()[1]
     best = _best(speeds)
     code = sweep.code(best.setting)
     if args.json:
-        yield json.dumps(_as_data(speeds, best, code, failures), indent=2)
+        records = DataTable([*_OF_WORKERS, *_COLUMNS[1:]], speeds).records()
+        found = {"settings": records, "best": records[speeds.index(best)], "code": [*code]}
+        yield json.dumps(found | {"not_measured": failures}, indent=2)
         return 0
     for reason in dict.fromkeys(failures.values()):
         texts = [text for text, other in failures.items() if other == reason]
@@ -143,9 +139,8 @@ class Sweep:
         if isinstance(pipeline, MapDataset):
             self._stream = pipeline.to_iter_dataset()
         nodes = list(ancestors(self._stream))
-        all_given = [options for node in nodes for options in _workers_of(node)]
-        given = [options for options in all_given if isinstance(options, MultiprocessingOptions)]
-        if len(given) < len(all_given):
+        given: list[Any] = [options for node in nodes for options in _workers_of(node)]
+        if not all([isinstance(options, MultiprocessingOptions) for options in given]):
             raise CommandError(
                 "tune measures workers of this machine, and the pipeline has workers on Ray: give"
                 " it MultiprocessingOptions in place of RayOptions"
@@ -175,11 +170,10 @@ class Sweep:
     def applied(self, setting: Setting) -> IterDataset[Any]:
         """Return the pipeline with a setting."""
         options = self._with_number(setting)
-        tuned = _Tuned(options, setting.num_threads)
+        tuned = VariedStreams(partial(_tuned, options, setting.num_threads))
         stream: IterDataset[Any] = tuned.replaced(self._stream)
-        if tuned.has_workers or not options.num_workers:
-            return stream
-        return stream.mp_prefetch(options)
+        has_workers = any([node._gm_starts_workers for node in ancestors(self._stream)])
+        return stream if has_workers or not options.num_workers else stream.mp_prefetch(options)
 
     def _with_number(self, setting: Setting) -> MultiprocessingOptions:
         given = self._options or MultiprocessingOptions()
@@ -214,34 +208,14 @@ class Sweep:
             yield f"ds = ds.mp_prefetch(workers{order})"
 
 
-class _Tuned(PipelineEditor):
-    """Replaces workers and reading threads.
-
-    Args:
-        options: of the workers in place of those that the pipeline has.
-        num_threads: threads that read.
-    """
-
-    def __init__(self, options: MultiprocessingOptions, num_threads: int) -> None:
-        super().__init__()
-        self._options, self._num_threads = options, num_threads
-        self.has_workers = False
-
-    def _replace(self, ds: Any) -> Any:
-        if not isinstance(ds, IterDataset):
-            return ds
-        same = self._over_replaced(ds) if parents_of(ds) else ds
-        if isinstance(same, PrefetchIterDataset):
-            reads = dataclasses.replace(
-                parameters_of(same).read_options, num_threads=self._num_threads
-            )
-            return computed_by(same, threads=_fitting(reads))
-        if not same._gm_starts_workers:
-            return same
-        self.has_workers = True
-        if not self._options.num_workers:
-            return same.parents[0]
-        return _with_workers(same, self._options)
+def _tuned(options: MultiprocessingOptions, num_threads: int, stage: Any) -> Any:
+    """Return a stage with other workers, or other threads that read."""
+    if isinstance(stage, PrefetchIterDataset):
+        reads = dataclasses.replace(parameters_of(stage).read_options, num_threads=num_threads)
+        return computed_by(stage, threads=_fitting(reads))
+    if not stage._gm_starts_workers:
+        return stage
+    return _with_workers(stage, options) if options.num_workers else stage.parents[0]
 
 
 def _workers_of(stage: Any) -> list[WorkerOptions]:
@@ -318,36 +292,22 @@ def _best(speeds: list[Speed]) -> Speed:
     )
 
 
-def _cells(speed: Speed) -> tuple[str, ...]:
-    return (
-        str(speed.setting),
-        str(speed.setting.num_threads),
-        digits_text(speed.elements_per_second),
-        "-" if speed.cpus is None else digits_text(speed.cpus),
-        time_text(speed.first_output_seconds * 1e9),
-        "-" if speed.memory_bytes is None else size_text(speed.memory_bytes),
-    )
-
-
-def _row(cells: tuple[str, ...]) -> str:
-    return "  ".join(
-        [cells[0].ljust(_WIDTHS[0])]
-        + [cell.rjust(width) for cell, width in zip(cells[1:], _WIDTHS[1:], strict=True)]
-    )
-
-
-def _as_data(
-    speeds: list[Speed], best: Speed, code: Iterator[str], failures: dict[str, str]
-) -> dict[str, Any]:
-    return {
-        "settings": [_speed_data(speed) for speed in speeds],
-        "best": _speed_data(best),
-        "code": list(code),
-        "not_measured": failures,
-    }
-
-
-def _speed_data(speed: Speed) -> dict[str, Any]:
-    numbers = {name: getattr(speed, name) for name in _FIELDS}
-    setting = {name: getattr(speed.setting, name) for name in _SETTING_FIELDS}
-    return setting | numbers
+_COLUMNS = (
+    Column("workers", lambda x: x.setting, width=12),
+    Column(
+        "read threads", lambda x: x.setting.num_threads, align=">", width=12, name="num_threads"
+    ),
+    *[
+        Column(title, attrgetter(name), text, align=">", width=width, name=name)
+        for title, name, text, width in (
+            ("elements/s", "elements_per_second", digits_text, 10),
+            ("CPUs", "cpus", digits_text, 5),
+            ("first output", "first_output_seconds", lambda x: time_text(x * 1e9), 12),
+            ("memory", "memory_bytes", size_text, 9),
+        )
+    ],
+)
+_OF_WORKERS = (
+    Column("num_workers", lambda x: x.setting.num_workers),
+    Column("executor", lambda x: x.setting.executor),
+)

@@ -72,7 +72,5 @@ def epoch_text(index: int, size: int | None, num_epochs: int | None) -> str:
     if not size:
         return ""
     epoch = index // size if num_epochs is None else min(index // size, num_epochs - 1)
-    return (
-        ", in epoch"
-        f" {number_text(epoch + 1)}{'' if num_epochs is None else f' of {number_text(num_epochs)}'}"
-    )
+    of = "" if num_epochs is None else f" of {number_text(num_epochs)}"
+    return f", in epoch {number_text(epoch + 1)}{of}"

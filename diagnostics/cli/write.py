@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,8 @@ _SOURCES = {
     ".bag": "BagDataSource",
 }
 _HUB = "hf://"
-_OPTIONS = (
-    "format",
-    "codec",
-    "compression",
-    "records_per_file",
-    "bytes_per_file",
-    "workers",
-    "shard",
-    "overwrite",
-    "append",
-)
+_OF_FILES = ("format", "codec", "compression", "records_per_file", "bytes_per_file")
+_OPTIONS = (*_OF_FILES, "workers", "shard", "overwrite", "append")
 
 
 def write(args: Namespace) -> Lines:
@@ -54,14 +46,8 @@ def write(args: Namespace) -> Lines:
         if not callable(function):
             raise CommandError(f"--map: {name} must be a function of an element")
         ds = kind.map(ds, function)
-    given: dict[str, Any] = {
-        "format": args.format,
-        "codec": args.codec,
-        "compression": args.compression,
-        "records_per_file": args.records_per_file,
-        "bytes_per_file": args.bytes_per_file,
-        **dict(map(_option, args.option)),
-    }
+    given: dict[str, Any] = {name: getattr(args, name) for name in _OF_FILES}
+    given |= dict(map(_option, args.option))
     workers = usable_cpus() if args.workers is None else args.workers
     try:
         if args.dry_run:
@@ -95,21 +81,15 @@ def _is_of_arguments(error: Exception) -> bool:
     """
     if isinstance(error, ElementError):  # which workers raise, too
         return True
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    module = "" if traceback is None else str(traceback.tb_frame.f_globals.get("__name__", ""))
-    return module.startswith("gristmill.")
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).startswith("gristmill.")
 
 
 def _pipeline(name: str, format: str | None) -> Any:
     """Returns a pipeline by its name, or the records of files, of a folder, or of the Hub."""
     if name.startswith(_HUB):
         return MapDataset.source(_of_the_hub(name.removeprefix(_HUB)))
-    suffix = next(
-        (suffix for suffix in sorted(_SOURCES, key=len, reverse=True) if name.endswith(suffix)),
-        None,
-    )
+    suffix = next((suffix for suffix in _SOURCES if name.endswith(suffix)), None)
     if suffix is not None:
         from gristmill import sources
 

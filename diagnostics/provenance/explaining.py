@@ -84,21 +84,19 @@ def explain(
         raise ValueError(
             "state and step must not both be given: each of them says which output is meant"
         )
+    if step is not None:
+        step = as_int("step", step)
     if ledger is not None:
         from gristmill.diagnostics.provenance.ledger import as_ledger
 
         if step is None:
             raise ValueError("step must be given with ledger: it says which output is meant")
-        found = subject.at_recorded_step(_step(step), as_ledger(ledger))
+        found = subject.at_recorded_step(step, as_ledger(ledger))
     elif step is not None:
-        found = subject.at_step(_step(step))
+        found = subject.at_step(step)
     else:
         found = subject.after(state) if state is not None else subject.last()
     return with_places(found, subject.definition)
-
-
-def _step(step: Any) -> int:
-    return as_int("step", step)
 
 
 @dataclasses.dataclass
@@ -182,18 +180,15 @@ class _Subject:
                     " (--state), or record a Ledger while iterating (for batch in"
                     " gristmill.Ledger(path).follow(it)) and pass it as ledger=... (--ledger)"
                 ) from error
-            return _provenance_of(
-                _next(it, f"there is no output {step}", IndexError), tracing, step
-            )
+            x = _next(it, f"there is no output {step}", IndexError)
+            return _provenance_of(x, tracing, step)
 
     def at_recorded_step(self, step: int, ledger: Any) -> Provenance:
         _check_of_stream(step)
         found, state = ledger.state_before(step)
-        following = (
-            ledger.state_at(step + 1)
-            if found == step and not isinstance(self.definition, DataLoader)
-            else None
-        )
+        following = None
+        if found == step and not isinstance(self.definition, DataLoader):
+            following = ledger.state_at(step + 1)
         try:
             ds, state = self._begun_at(state)
             if found < step:
@@ -265,11 +260,8 @@ def _of_stream(ds: Any, state: Any, following: Any = _NO_STATE) -> Provenance:
         tracing = Tracing(is_exact)
         try:
             with _traced_iterator(ds, tracing, state) as it:
-                provenance = _provenance_of(
-                    _next(it, "there is no output after this state: the stream is at its end"),
-                    tracing,
-                    None,
-                )
+                x = _next(it, "there is no output after this state: the stream is at its end")
+                provenance = _provenance_of(x, tracing, None)
                 # At the end, the state is the same with and without what a function drops.
                 if not tracing.assumes or (
                     it.get_state() == following and next(it, None) is not None
@@ -291,13 +283,8 @@ def _state_after(ds: Any, state: Any, num: int) -> Any:
 
 def _states_have_place(ds: Any) -> bool:
     """True if a state says which elements have been read for the outputs before it."""
-    return all(
-        [
-            node._gm_states_have_place or node._gm_works_on is not None
-            for node in ancestors(ds)
-            if isinstance(node, IterDataset)
-        ]
-    )
+    streams = [node for node in ancestors(ds) if isinstance(node, IterDataset)]
+    return all([x._gm_states_have_place or x._gm_works_on is not None for x in streams])
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ class Followed(abc.ABC):
 
     def _begin(self, ledger: Ledger, step: int | None) -> None:
         self._ledger = ledger
-        self._number = self._next_step() if step is None else as_int("step", step, minimum=0)
+        self._number = self._next_step(step)
 
     def __next__(self) -> Any:
         ledger, step, is_new = self._ledger, self._number, False
@@ -113,7 +113,7 @@ class Followed(abc.ABC):
         before = marked(self._dataset_iterator)
         move()
         try:
-            self._number = self._next_step() if step is None else as_int("step", step, minimum=0)
+            self._number = self._next_step(step)
         except BaseException:
             return_to(self._dataset_iterator, before)
             raise
@@ -122,8 +122,12 @@ class Followed(abc.ABC):
     def _encoded(self) -> bytes:
         return self._ledger.encoded(self.followed_iterator.get_state())
 
-    def _next_step(self) -> int:
-        """Returns the number of the next output, from the state."""
+    def _next_step(self, step: int | None) -> int:
+        """Returns the number of the next output, which follows from the state if it is not
+        given.
+        """
+        if step is not None:
+            return as_int("step", step, minimum=0)
         it = self.followed_iterator
         step = self._ledger.step_of(self._encoded())
         if step is None:

@@ -124,7 +124,9 @@ class Ledger:
     def state_at(self, step: int) -> Any:
         """Returns the state before ``step``; ``None`` if it is not recorded."""
         text = self._text_at(step)
-        return None if text is None else decoded(text)
+        if text is None:
+            return None
+        return text[1:] if text[:1] == b"b" else json.loads(text[1:])
 
     def state_before(self, step: int) -> tuple[int, Any]:
         """Returns the last step up to ``step`` that has a whole record, and the state before it.
@@ -137,10 +139,10 @@ class Ledger:
         last = step // self.every
         if not self._is_written(last):
             known = self._num_records() * self.every
+            has = f"has records of steps below {known}" if known else "has no records"
             raise IndexError(
-                f"there is no output {step} in {self}, which "
-                + (f"has records of steps below {known}" if known else "has no records")
-                + ": give a step that was made while the ledger was written"
+                f"there is no output {step} in {self}, which {has}: give a step that was made while"
+                " the ledger was written"
             )
         for number in range(last, -1, -1):
             state = self.state_at(number * self.every)
@@ -177,8 +179,8 @@ class Ledger:
             self.note(step, text)
 
     def encoded(self, state: Any) -> bytes:
-        """Returns ``state`` as it is written."""
-        return encoded(state)
+        """Returns a state as it is written: text of a ``DataLoader``, or JSON."""
+        return b"b" + state if isinstance(state, bytes) else b"j" + state_to_line(state).encode()
 
     def write(self, step: int, text: bytes) -> bool:
         """Records ``text``, the encoded state before ``step``; returns false if already done."""
@@ -187,9 +189,8 @@ class Ledger:
         offset = self.note(step, text)
         self.forget(step)  # other data, or another pipeline, from here on; or a torn record
         fields = _RECORD.pack(step, offset, *_checks(text), 0, 0)[:_CHECKED]
-        _write(
-            self._opened()[0], fields + struct.pack("<II", zlib.crc32(fields), 0), self._place(step)
-        )
+        record = fields + struct.pack("<II", zlib.crc32(fields), 0)
+        _write(self._opened()[0], record, self._place(step))
         return True
 
     def forget(self, step: int) -> None:
@@ -262,9 +263,8 @@ class Ledger:
 
     def _text_at(self, step: int) -> bytes | None:
         number, rest = divmod(step, self.every)
-        record = (
-            None if rest or number < 0 or number >= self._num_records() else self._record(number)
-        )
+        is_recorded = not rest and 0 <= number < self._num_records()
+        record = self._record(number) if is_recorded else None
         if record is None:
             return None
         offset, length, checksum = record
@@ -299,15 +299,6 @@ def _every_of(path: Path) -> int | None:
     if magic != _MAGIC or form != _FORM or not every:
         raise ValueError(f"{path} is no ledger, or one of a later version: give another path")
     return int(every)
-
-
-def encoded(state: Any) -> bytes:
-    """Returns a state as it is written: text of a ``DataLoader``, or JSON."""
-    return b"b" + state if isinstance(state, bytes) else b"j" + state_to_line(state).encode()
-
-
-def decoded(text: bytes) -> Any:
-    return text[1:] if text[:1] == b"b" else json.loads(text[1:])
 
 
 def _close(files: tuple[int, int]) -> None:

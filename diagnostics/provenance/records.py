@@ -9,6 +9,7 @@ from gristmill.core.value import Value
 from gristmill.dataset.bases.cells import LineageRecord
 from gristmill.dataset.descriptions.display import abbreviated
 from gristmill.diagnostics.html_text import html_row, html_table, safe
+from gristmill.diagnostics.table import Column, DataTable
 
 _MAX_LINES = 40  # of a table
 
@@ -69,20 +70,17 @@ class Row(Value):
 
 def record_of(record: LineageRecord) -> Record:
     """Returns the public record of an internal lineage entry."""
-    components, seeds = record.components, record.seeds
-    component, seed = components[-1] if components else None, seeds[-1] if seeds else None
-    given = (
+    return Record(
         record.source,
         record.key,
         record.index,
         record.epoch,
-        component,
-        seed,
-        record.span,
-        components,
-        seeds,
+        component=record.components[-1] if record.components else None,
+        seed=record.seeds[-1] if record.seeds else None,
+        span=record.span,
+        components=record.components,
+        seeds=record.seeds,
     )
-    return Record(*given)
 
 
 class Provenance:
@@ -123,38 +121,24 @@ class Provenance:
             "faults": [record.as_dict() for record in self.faults],
         }
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Returns names of columns and lines: without columns that say nothing anywhere."""
-        lines: list[tuple[str, Record | None]] = []
+    @property
+    def table(self) -> DataTable:
+        """A row for each record, without columns that say nothing anywhere."""
+        rows: list[tuple[str, Record | None]] = []
         for i, row in enumerate(self.rows):
-            lines += [(str(i), record) for record in row.records] or [(str(i), None)]
-        lines += [("skipped", record) for record in self.faults]
-        columns = {name: [_cell(record, name) for _, record in lines] for name in _COLUMNS}
-        names = [name for name, cells in columns.items() if any(cells)]
-        return ["row", *names], [
-            [row, *[columns[name][i] for name in names]] for i, (row, _) in enumerate(lines)
-        ]
+            rows += [(str(i), record) for record in row.records] or [(str(i), None)]
+        rows += [("skipped", record) for record in self.faults]
+        return DataTable(_COLUMNS, rows).without_empty_columns()
 
     def __str__(self) -> str:
-        names, lines = self._table()
-        shown = [
-            line if isinstance(line, list) else [line]
-            for line in abbreviated(lines, _MAX_LINES, "… {} more …".format)
-        ]
-        widths = [
-            max(len(line[i]) for line in [names, *shown] if len(line) > 1)
-            for i in range(len(names))
-        ]
-        texts = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
-            for line in [names, *shown]
-        ]
-        return "\n".join([*([] if self.step is None else [f"step {self.step}"]), *texts])
+        heading, *lines = self.table.lines()
+        lines = abbreviated(lines, _MAX_LINES, "… {} more …".format)
+        return "\n".join([*([] if self.step is None else [f"step {self.step}"]), heading, *lines])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        names, lines = self._table()
+        names, lines = [x.title for x in self.table.columns], [*self.table.cells()]
         shown = abbreviated(lines, _MAX_LINES, "… {} more …".format)
         cells = [line if isinstance(line, list) else [line] for line in shown]
         return html_table(
@@ -162,13 +146,17 @@ class Provenance:
         )
 
 
-_COLUMNS = ("source", "record_key", "place", "index", "epoch", "component", "seed", "span")
+def _column(name: str) -> Column:
+    """Returns the column of an attribute of a record; padding has none."""
+    return Column(name, lambda row: getattr(row[1], name, None), missing="")
 
 
-def _cell(record: Record | None, name: str) -> str:
-    if record is None:
-        return "(padding)" if name == "source" else ""
-    if name == "component":
-        return "/".join(map(str, record.components))
-    value = getattr(record, name)
-    return "" if value is None else str(value)
+_COLUMNS = (
+    Column("row", lambda row: row[0]),
+    Column("source", lambda row: "(padding)" if row[1] is None else row[1].source),
+    *map(_column, ("record_key", "place", "index", "epoch")),
+    Column(
+        "component", lambda row: "" if row[1] is None else "/".join(map(str, row[1].components))
+    ),
+    *map(_column, ("seed", "span")),
+)

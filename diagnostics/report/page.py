@@ -4,14 +4,14 @@ telephone and the printer.
 
 from __future__ import annotations
 
+from gristmill.diagnostics.diagnosis.verdict import Diagnosis
 from gristmill.diagnostics.drawing import graph_svg
-from gristmill.diagnostics.graph import Graph, Stage
+from gristmill.diagnostics.graph.stages import Graph, Stage
 from gristmill.diagnostics.html_text import html_page, html_table, safe, shortened, swatch
 from gristmill.diagnostics.report.style import NUM_COLOURS, STYLE
 from gristmill.diagnostics.report.timeline import WAITING, short_name, timeline_html
-from gristmill.diagnostics.summary import ExecutionSummary, StageSummary, WorkerLoad
+from gristmill.diagnostics.runtime.summary import ExecutionSummary, StageSummary, WorkerLoad
 from gristmill.diagnostics.units import digits_text, size_text, time_text
-from gristmill.diagnostics.verdict import Diagnosis
 
 _WARNING = "c2"  # the orange of the seven colours
 _MAX_STAGES = 100  # in the table

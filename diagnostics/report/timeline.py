@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill.diagnostics.html_text import html_table, safe, swatch
-from gristmill.diagnostics.summary import StageSummary, ThreadTimeline
+from gristmill.diagnostics.runtime.summary import StageSummary, ThreadTimeline
 
 # the colour of stages whose elements others compute: their time is that of waiting
 WAITING = "waiting"

@@ -12,21 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# Libraries that inspect their caller.
-_BETWEEN = frozenset(
-    {
-        "random",
-        "secrets",
-        "uuid",
-        "tempfile",
-        "os",
-        "glob",
-        "pathlib",
-        "datetime",
-        "posixpath",
-        "numpy",
-    }
-)
+_FILES = {"tempfile", "os", "glob", "pathlib", "posixpath"}
+_BETWEEN = {"random", "secrets", "uuid", "datetime", "numpy"} | _FILES  # may be called for users
 # what these ask for changes no element
 _QUIET = (sys.stdlib_module_names - _BETWEEN) | {"gristmill"}
 _KINDS: dict[str, tuple[Any, str]] = {
@@ -80,11 +67,8 @@ def _user_frame(frame: FrameType) -> FrameType | None:
     caller: FrameType | None = frame
     while caller is not None and _package(caller) in _BETWEEN:
         caller = caller.f_back
-    return (
-        None
-        if caller is None or _package(caller) in _QUIET or _collects_garbage(caller)
-        else caller
-    )
+    is_quiet = caller is None or _package(caller) in _QUIET or _collects_garbage(caller)
+    return None if is_quiet else caller
 
 
 def _collects_garbage(frame: FrameType | None) -> bool:

@@ -45,7 +45,7 @@ class CannotRunError(Exception):
     """A condition does not apply, for a reason that is said."""
 
 
-class Condition(abc.ABC):
+class Condition:
     """A way of running a pipeline.
 
     Args:
@@ -67,9 +67,8 @@ class Condition(abc.ABC):
         """Returns the outcomes to compare with; ``None`` for those of the pipeline as it is."""
         return None
 
-    @abc.abstractmethod
     def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
-        """Yields up to ``len(base)`` outcomes with their steps.
+        """Yields up to ``len(base)`` outcomes with their steps; by default those of ``open``.
 
         Args:
             subject: the pipeline that is run.
@@ -79,6 +78,7 @@ class Condition(abc.ABC):
         Raises:
             CannotRunError: the condition does not apply.
         """
+        yield from enumerate(recorded(self.open(subject), len(base), clock))
 
     def open(self, subject: Subject) -> Callable[[], Any]:
         """Returns a factory of iterators that read the states of this condition."""
@@ -142,12 +142,8 @@ class Blocks(Condition):
                 size = min(rng.randint(1, _MAX_BLOCK), num - step)
                 block, outcome = _block(it, size)
                 for i, element in enumerate(block, 1):
-                    yield (
-                        step,
-                        element_outcome(
-                            element, state_text(it) if i == len(block) and outcome is None else None
-                        ),
-                    )
+                    has_state = i == len(block) and outcome is None
+                    yield step, element_outcome(element, state_text(it) if has_state else None)
                     step += 1
                 if outcome is not None:
                     if step < num:
@@ -312,24 +308,19 @@ class Threads(Condition):
             raise CannotRunError("no threads read it ahead")
         return lambda: iterate(stream)
 
-    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
-        yield from enumerate(recorded(self.open(subject), len(base), clock))
 
-
-class _ByWorkers(Condition):
+class _ByWorkers(Condition, abc.ABC):
     otherwise = "an element depends on the process that computes it"
     is_about = "processes"
     process = "with workers"
 
+    @abc.abstractmethod
     def _stream(self, subject: Subject) -> Any:
-        raise NotImplementedError
+        """Returns the stream that workers compute."""
 
     def open(self, subject: Subject) -> Callable[[], Any]:
         stream = _made(lambda: self._stream(subject))
         return lambda: iterate(stream)
-
-    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
-        yield from enumerate(recorded(self.open(subject), len(base), clock))
 
 
 class OwnWorkers(_ByWorkers):
@@ -379,9 +370,8 @@ def _made(make: Callable[[], Any]) -> Any:
     except CannotRunError:
         raise
     except Exception as error:
-        raise CannotRunError(
-            f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-        ) from error
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise CannotRunError(f"{kind}{error}") from error
 
 
 def _block(it: Any, size: int) -> tuple[list[Any], StepOutcome | None]:

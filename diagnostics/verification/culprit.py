@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gristmill.core.value import Value
 from gristmill.dataset.descriptions.display import stage_name
 from gristmill.diagnostics.verification.comparing import Comparison, base_of, compare, compared
 from gristmill.diagnostics.verification.conditions import Again, Condition, Fresh
@@ -54,18 +53,6 @@ _ASKED = ("process", "environment", "hash", "address", "thread", "files")
 _PROCESSES = (*_ASKED, *_HELD, "state", "in place", "cache")
 
 
-class Culprit(Value):
-    """The cause of a difference.
-
-    Args:
-        stage: the text of the stage.
-        reason: why, if that can be determined.
-    """
-
-    stage: str
-    reason: str
-
-
 class Search:
     """Looks for the stage that makes a difference.
 
@@ -88,23 +75,20 @@ class Search:
         self._witness = Witness()
         self._stages = addresses(pipeline)
 
-    def find(self) -> Culprit:
+    def find(self) -> tuple[str, str]:
+        """Returns the text of the stage, and the reason."""
         self._watch(self._condition.part)
         address = self._first_to_differ(self._condition.part.address)
         # of a pipeline that another one opens
         if address not in self._witness.counts.keys() | self._witness.indices.keys():
             self._watch(self._part(address))
         reason, address = self._reason(address)
-        return Culprit(
-            stage_name(self._stages.get(address) or stage_at(self._pipeline, address)), reason
-        )
+        stage = self._stages.get(address) or stage_at(self._pipeline, address)
+        return stage_name(stage), reason
 
     def _part(self, address: Address) -> SubPipeline:
-        indices = self._witness.indices.get(address)
-        num = self._witness.counts.get(address)
-        return SubPipeline(
-            address, None if not indices else tuple(indices), max(num, 1) if num else None
-        )
+        indices = tuple(self._witness.indices.get(address, ())) or None
+        return SubPipeline(address, indices, self._witness.counts.get(address) or None)
 
     def _num_of(self, part: SubPipeline) -> int:
         return len(part.indices) if part.indices is not None else part.num or self._num

@@ -14,7 +14,7 @@ from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.value import Value
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.diagnostics.attended import Attended
+from gristmill.diagnostics.runtime.attended import Attended
 from gristmill.diagnostics.verification.outcomes import Clock
 from gristmill.diagnostics.verification.subject import DIRECT
 from gristmill.workers.pickling import dumps
@@ -155,7 +155,7 @@ def _listed_backwards(original: Callable[..., list[Any]], *args: Any, **named: A
     return original(*args, **named)[::-1]
 
 
-class _Entries:
+class _Entries(contextlib.AbstractContextManager[Any]):
     """The result of ``os.scandir``."""
 
     def __init__(self, original: Callable[..., Any], *args: Any, **named: Any) -> None:
@@ -167,9 +167,6 @@ class _Entries:
 
     def __next__(self) -> Any:
         return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

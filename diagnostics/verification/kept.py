@@ -19,13 +19,14 @@ import numpy as np
 from gristmill.core.naming import transform_name
 from gristmill.dataset.bases.node import DatasetNode, is_of_library
 from gristmill.dataset.bases.parameters import parameters_of
-from gristmill.diagnostics.verification.values import digest_of
+from gristmill.dataset.descriptions.equality import digest_of
 
 _MAX_DEPTH = 5
 _MAX_THINGS = 2000
 _MAX_BYTES = 1 << 24  # of an array that is looked at
 _MAX_LENGTH = 100_000
 _LIBRARIES = ("gristmill", "builtins", "abc", "typing", "numpy", "collections")
+_PLAIN_MODULES = ("builtins", "numpy", "gristmill", "collections", "functools")
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 
 
@@ -46,22 +47,17 @@ def changes(
     before: dict[str, tuple[str, bytes]], after: dict[str, tuple[str, bytes]]
 ) -> Iterator[tuple[str, str]]:
     """Yields kind and name of what has changed, and then of what is new."""
-    new = [(kind, name) for name, (kind, _) in after.items() if name not in before]
     for name, (kind, digest) in after.items():
         if name in before and before[name][1] != digest:
             yield kind, name
-    yield from new
+    for name, (kind, _) in after.items():
+        if name not in before:
+            yield kind, name
 
 
 def _is_plain(value: Any) -> bool:
     module = type(value).__module__.partition(".")[0]
-    return module in (
-        "builtins",
-        "numpy",
-        "gristmill",
-        "collections",
-        "functools",
-    ) and not isinstance(value, _GENERATORS)
+    return module in _PLAIN_MODULES and not isinstance(value, _GENERATORS)
 
 
 def _kind(value: Any) -> str:
@@ -165,9 +161,8 @@ class _Walk:
             self.visit_object(f"the attribute {{name}} of {type(value).__name__}", value, depth)
             return
         with contextlib.suppress(Exception):
-            if getattr(value, "nbytes", 0) <= _MAX_BYTES and not (
-                hasattr(value, "__len__") and len(value) > _MAX_LENGTH
-            ):
+            length = len(value) if hasattr(value, "__len__") else 0
+            if getattr(value, "nbytes", 0) <= _MAX_BYTES and length <= _MAX_LENGTH:
                 self.found[name] = (_kind(value), digest_of(_inside(value)))
 
 
@@ -190,14 +185,10 @@ def _inside(value: Any) -> Any:
     """Return the position of a Python generator, which cannot be pickled; other values
     unchanged.
     """
-    frame = getattr(value, "gi_frame", None)
-    if isinstance(value, types.GeneratorType):
-        return (
-            None
-            if frame is None
-            else (frame.f_lasti, {k: repr(x)[:1000] for k, x in frame.f_locals.items()})
-        )
-    return value
+    if not isinstance(value, types.GeneratorType):
+        return value
+    frame = value.gi_frame
+    return frame and (frame.f_lasti, {k: repr(x)[:1000] for k, x in frame.f_locals.items()})
 
 
 def _global_names(code: types.CodeType) -> set[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.naming import one_line, without_addresses
-from gristmill.diagnostics.verification.values import Leaf, difference, digest_of, leaves_of
+from gristmill.dataset.descriptions.equality import Leaf, difference, digest_of, leaves_of
 
 _MAX_STATE = 1 << 16  # characters of a state that are kept
 _MAX_TEXT = 300

@@ -27,6 +27,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import DatasetNode, parents_of
+from gristmill.dataset.descriptions.equality import Leaf, difference, leaves_of
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.slicing import PipelineEditor
@@ -34,7 +35,6 @@ from gristmill.diagnostics.verification.calls import revealing_call
 from gristmill.diagnostics.verification.kept import changes, kept_by
 from gristmill.diagnostics.verification.outcomes import Clock, closed
 from gristmill.diagnostics.verification.subject import Subject, SubPipeline, addresses
-from gristmill.diagnostics.verification.values import Leaf, difference, leaves_of
 
 _MAX_ASKED = 2000  # indices of a map dataset that are remembered
 _MAX_HELD = 5000  # elements that are compared with what they are the next time
@@ -138,9 +138,8 @@ class Witness:
         leaves = leaves_of(element)
         before = self._delivered.setdefault((address, number), leaves)
         if self._stack:
-            self._stack[-1].received.append(
-                (element, leaves, difference(before, leaves) is not None)
-            )
+            is_other = difference(before, leaves) is not None
+            self._stack[-1].received.append((element, leaves, is_other))
 
     def _compare(self, work: _Work) -> None:
         for element, leaves, is_other in work.received:
@@ -160,15 +159,11 @@ class Witness:
         if not self._stack:
             self._random = random_states()
             return
-        now = random_states()
-        for name, state in now.items():
-            if name in self._random and self._random[name] != state:
-                self.add(
-                    self._stack[-1].address,
-                    "random",
-                    f"it draws from the global generator of {name}",
-                )
-        self._random = now
+        before, self._random = self._random, random_states()
+        for name, state in self._random.items():
+            if before.get(name, state) != state:
+                text = f"it draws from the global generator of {name}"
+                self.add(self._stack[-1].address, "random", text)
 
     def on_call(self, frame: FrameType, event: str, argument: Any) -> None:
         """Returns a profile function: notes calls that give something else each time or in each
@@ -237,9 +232,8 @@ class WitnessedPipeline(PipelineEditor):
         if address is None:
             return self._over_replaced(ds) if parents_of(ds) else ds
         stage = self.stages[address] = self._over_replaced(ds)
-        return (_WatchedStream if isinstance(ds, IterDataset) else _WatchedMap)(
-            stage, self._witness, address
-        )
+        kind = _WatchedStream if isinstance(ds, IterDataset) else _WatchedMap
+        return kind(stage, self._witness, address)
 
 
 class _WatchedMap(BlockMapDataset[Any]):
@@ -319,10 +313,8 @@ def watched(
     """
     witness, clock = Witness(), Clock(seconds)
     with contextlib.suppress(Exception):  # of a user's code, which may fail at random
-        stages = addresses(pipeline)
-        watching = WitnessedPipeline(
-            witness, {id(node): address for address, node in stages.items()}
-        )
+        places = {id(node): address for address, node in addresses(pipeline).items()}
+        watching = WitnessedPipeline(witness, places)
         stream = watching.replaced(Subject(pipeline, part).stream)
         stream = Subject(stream).with_own_workers(0) or stream
         plain = Subject(stream).with_threads(0) or stream

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from gristmill.core.naming import one_line
 from gristmill.core.value import Value
-from gristmill.diagnostics.mixture_shares import MixtureShares
+from gristmill.diagnostics.diagnosis.mixture_shares import MixtureShares
+from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import time_text
 
 _MAX_VALUE = 300  # characters
@@ -35,12 +36,8 @@ class Check(Value):
     @property
     def steps(self) -> str:
         """The number of steps in words, such as ``"20 steps"`` or ``"12 of 20 steps"``."""
-        num, plural = self.num_steps, "s" * (max(self.num_steps, self.num_wanted) != 1)
-        return (
-            f"{num} of {self.num_wanted} step{plural}"
-            if num < self.num_wanted
-            else f"{num} step{plural}"
-        )
+        of = f" of {self.num_wanted}" if self.num_steps < self.num_wanted else ""
+        return f"{self.num_steps}{of} step{'s' * (max(self.num_steps, self.num_wanted) != 1)}"
 
 
 class Report(Value):
@@ -79,30 +76,22 @@ class Report(Value):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all of it as JSON-able data."""
-        values = (
-            None
-            if self.values is None
-            else [x if isinstance(x, _PLAIN) else repr(x) for x in self.values]
-        )
-        nested = {
-            name: [x.as_dict() for x in getattr(self, name)] for name in ("checks", "mixtures")
-        }
-        return {**self.as_dict(), "values": values, **nested}
+        found = self.as_dict()
+        if self.values is not None:
+            found["values"] = [x if isinstance(x, _PLAIN) else repr(x) for x in self.values]
+        for name in ("checks", "mixtures"):
+            found[name] = [x.as_dict() for x in found[name]]
+        return found
 
     def __str__(self) -> str:
-        lines = [
-            (
-                f"deterministic, as far as {self.num_steps} steps show"
-                if self.ok
-                else "NOT deterministic"
-            )
-        ]
+        lines = [f"deterministic, as far as {self.num_steps} steps show"]
         if not self.ok:
             assert self.values is not None
             first, other = [
-                one_line(repr(x) if not isinstance(x, str) else x, _MAX_VALUE) for x in self.values
+                one_line(x if isinstance(x, str) else repr(x), _MAX_VALUE) for x in self.values
             ]
-            lines += [
+            lines = [
+                "NOT deterministic",
                 f"  under      {self.condition}",
                 f"  at step    {self.step}{f', {self.leaf}' if self.leaf else ''}",
                 f"  the first  {first}",
@@ -110,18 +99,18 @@ class Report(Value):
                 f"  stage      {self.stage}",
                 f"  reason     {self.reason}",
             ]
-        if self.note:
-            lines.append(self.note)
+        lines += [self.note] if self.note else []
         run = [check for check in self.checks if check.note != AFTERWARDS]
-        width = max([len(check.name) for check in run], default=0)
-        for check in run:
-            text = f"{_MARKS[check.status]:<10} {check.name:<{width}}  {check.steps}  {check.note}"
-            lines.append(text.rstrip())
-        if len(run) < len(self.checks):
-            lines.append(
-                "not run:"
-                f" {'; '.join([check.name for check in self.checks if check.note == AFTERWARDS])}"
-            )
+        lines += DataTable(_COLUMNS, run).lines(has_titles=False)
+        others = [check.name for check in self.checks if check.note == AFTERWARDS]
+        lines += [f"not run: {'; '.join(others)}"] if others else []
         return "\n".join([*lines, *map(str, self.mixtures), time_text(1e9 * self.seconds)])
 
     __repr__ = __str__
+
+
+_COLUMNS = (
+    Column("", lambda check: _MARKS[check.status], width=9),
+    Column("", lambda check: check.name),
+    Column("", lambda check: f"{check.steps}  {check.note}"),
+)

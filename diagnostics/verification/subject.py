@@ -91,7 +91,7 @@ class Subject:
             self.stream: IterDataset[Any] = PrefetchIterDataset(self.map, DIRECT, allow_nones=True)
         else:
             self.stream = node if part.num is None else LimitIterDataset(node, part.num)
-        self._is_loader = isinstance(pipeline, DataLoader) and part == WHOLE
+        self.has_states_of_its_own = isinstance(pipeline, DataLoader) and part == WHOLE
 
     def open(self) -> DatasetIterator[Any]:
         """Returns a new iterator of the stream."""
@@ -99,11 +99,7 @@ class Subject:
 
     def open_as_given(self) -> Any:
         """Returns the user's iterator: of a ``DataLoader``, one with states of its own."""
-        return iter(self.pipeline) if self._is_loader else self.open()
-
-    @property
-    def has_states_of_its_own(self) -> bool:
-        return self._is_loader
+        return iter(self.pipeline) if self.has_states_of_its_own else self.open()
 
     @property
     def has_workers(self) -> bool:
@@ -123,21 +119,17 @@ class Subject:
         it.
         """
         options = ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
-        varied = _Varied(lambda ds: computed_by(ds, threads=options))
+        varied = VariedStreams(lambda ds: computed_by(ds, threads=options))
         stream = varied.replaced(self.stream)
-        if not varied.has_changed:
-            return None
-        return (
-            WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads))
-            if num_threads
-            else stream
-        )
+        if varied.has_changed and num_threads:
+            return WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads))
+        return stream if varied.has_changed else None
 
     def with_own_workers(self, num_workers: int) -> IterDataset[Any] | None:
         """Returns the same stream, computed by ``num_workers`` of its worker processes; ``None`` if
         that cannot be.
         """
-        varied = _Varied(lambda ds: computed_by(ds, num_workers=num_workers))
+        varied = VariedStreams(lambda ds: computed_by(ds, num_workers=num_workers))
         stream: IterDataset[Any] = varied.replaced(self.stream)
         return stream if varied.has_changed else None
 
@@ -153,8 +145,12 @@ class Subject:
         )
 
 
-class _Varied(PipelineEditor):
-    """The streams of a pipeline, computed by others."""
+class VariedStreams(PipelineEditor):
+    """A pipeline with other streams in place of some of its own.
+
+    Args:
+        vary: returns another stream, or the same one, for each stream over its new parents.
+    """
 
     def __init__(self, vary: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -174,7 +170,6 @@ def maps_read_by_streams(pipeline: Any) -> Iterator[tuple[tuple[int, ...], Any]]
     """Yields the map datasets that are read by index, and where they are."""
     found = addresses(pipeline)
     for address, node in found.items():
-        if isinstance(node, MapDataset) and (
-            not address or not isinstance(found.get(address[:-1]), MapDataset)
-        ):
+        user = found.get(address[:-1]) if address else None
+        if isinstance(node, MapDataset) and not isinstance(user, MapDataset):
             yield address, node

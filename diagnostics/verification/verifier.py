@@ -17,7 +17,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.descriptions.display import stage_name
-from gristmill.diagnostics.mixture_shares import mixture_shares
+from gristmill.diagnostics.diagnosis.mixture_shares import mixture_shares
 from gristmill.diagnostics.verification.comparing import Comparison, base_of, compared
 from gristmill.diagnostics.verification.conditions import (
     Again,
@@ -249,19 +249,19 @@ class Verifier:
         assert difference is not None
         clock = self._clock.part(0.8)
         num = max(found.num_wanted, 1)
-        culprit = Search(self._ds, self._copies, condition, num, clock).find()
+        stage, reason = Search(self._ds, self._copies, condition, num, clock).find()
         return Report(
             False,
             tuple(self._checks),
             self._num(base),
             self._elapsed,
             self._note,
-            condition.name,
-            difference.step,
-            difference.leaf,
-            difference.values,
-            culprit.stage,
-            culprit.reason,
+            condition=condition.name,
+            step=difference.step,
+            leaf=difference.leaf,
+            values=difference.values,
+            stage=stage,
+            reason=reason,
         )
 
 

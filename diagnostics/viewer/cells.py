@@ -13,8 +13,8 @@ import numpy as np
 
 from gristmill.core.naming import one_line
 from gristmill.core.state import shown
+from gristmill.diagnostics.graph.spec_text import spec_text
 from gristmill.diagnostics.html_text import safe, shortened
-from gristmill.diagnostics.spec_text import spec_text
 from gristmill.diagnostics.units import size_text, time_text
 from gristmill.diagnostics.viewer.leaves import ElementLeaf
 from gristmill.diagnostics.viewer.looks import Look, Looks

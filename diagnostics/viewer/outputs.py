@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 from gristmill.core.locks import Lock
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.errors.tracebacks import filter_traceback
-from gristmill.diagnostics.attended import Attended, PipelineStalledError
+from gristmill.diagnostics.graph.spec_text import element_nbytes
 from gristmill.diagnostics.provenance import Provenance, explain
-from gristmill.diagnostics.spec_text import element_nbytes
+from gristmill.diagnostics.runtime.attended import Attended, PipelineStalledError
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.diagnostics.viewer.history import RowHistory, StageResult, history_of
 from gristmill.diagnostics.viewer.leaves import ElementLeaf, leaves_of, num_rows, row_of

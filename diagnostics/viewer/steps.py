@@ -19,8 +19,7 @@ from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.length import Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import get_next_index
-from gristmill.diagnostics.cli.reader import iterator_of
-from gristmill.diagnostics.jumping import jumped
+from gristmill.diagnostics.cli.reader import iterator_of, jumped
 
 _MAX_MARKS = 512
 _NUM_LATEST = 64

@@ -30,7 +30,7 @@ import gristmill
 from gristmill.dataset import MapDataset
 from gristmill.diagnostics import ExecutionSummary, shuffle_quality
 from gristmill.diagnostics.drawing import graph_svg
-from gristmill.diagnostics.graph import Graph, Stage
+from gristmill.diagnostics.graph.stages import Graph, Stage
 
 GUIDES = Path(__file__).parent
 RUN = ("diagnose.md", "observing.md")  # in this order, in one namespace

@@ -13,9 +13,9 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
+from gristmill.dataset.descriptions.equality import are_equal
 from gristmill.dataset.engine.disk_store import _SEGMENT, _STORES, DiskStore
 from gristmill.dataset.stages import disk_cache_stream
-from gristmill.testing.equality import are_equal
 
 
 def counted(factor=1):

@@ -24,10 +24,10 @@ from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.record import Record, RecordMetadata
 from gristmill.dataset import IterDataset, MapDataset
 from gristmill.diagnostics.drawing import graph_html, graph_svg
-from gristmill.diagnostics.graph import Graph, Stage, graph_of
-from gristmill.diagnostics.graph_files import emit_graph, visualize
-from gristmill.diagnostics.graph_texts import graph_dot, graph_json, graph_text, stage_lines
-from gristmill.diagnostics.spec_text import element_nbytes, spec_text, static_spec_text
+from gristmill.diagnostics.graph.files import emit_graph, visualize
+from gristmill.diagnostics.graph.spec_text import element_nbytes, spec_text, static_spec_text
+from gristmill.diagnostics.graph.stages import Graph, Stage, graph_of
+from gristmill.diagnostics.graph.texts import graph_dot, graph_json, graph_text, stage_lines
 from gristmill.diagnostics.view import observe
 from gristmill.experimental import (
     ElasticIterator,
@@ -87,6 +87,9 @@ def test_stages_are_numbered_from_the_output_depth_first_and_shared_ones_are_one
     graph = graph_of(diamond())
     assert edges(graph) == [(0, (1, 3)), (1, (2,)), (2, ()), (3, (4,)), (4, (1, 5)), (5, ())]
     assert graph.stages[0].spec == "tuple<int64>[2]" and graph.with_specs({}) == graph
+    endless = MapDataset.range(4).repeat()
+    heads = [graph_of(ds).stages[0].name for ds in (endless[::2], endless[1::3], endless[:8:2])]
+    assert heads == [f"SliceMapDataset[{text}]" for text in ("::2", "1::3", "0:8:2")]
     # those that are seen take the place of known ones
     assert graph.with_specs({0: "int[]"}).stages[0].spec == "int[]"
 

@@ -20,7 +20,8 @@ from users_datasets import BareIterator
 import gristmill
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator
-from gristmill.diagnostics import get_execution_summary, observe, probe
+from gristmill.diagnostics import get_execution_summary, observe
+from gristmill.diagnostics.runtime import probe
 from gristmill.experimental import (
     DatasetOptions,
     ExecutionTrackingMode,
@@ -210,9 +211,9 @@ def test_memory_does_not_grow_with_the_run():
     with observe(it) as view:
         take(it, 100)
         for _ in range(3000):
-            view._observer.lanes[0].mark(probe.clock())
+            view._observer.lanes[0].timeline.add(probe.clock(), [])
         take(it, 1000)
-        assert len(view._observer.lanes[0].marks) < 500
+        assert len(view._observer.lanes[0].timeline.marks) < 500
     threaded = iter(
         MapDataset.range(100).to_iter_dataset(ReadOptions(num_threads=2, prefetch_buffer_size=2))
     )
@@ -306,7 +307,11 @@ def test_rare_long_calls_and_elements_are_not_missed(passes):
         for _ in it:
             passes(1000)
     snapshot = view.snapshot()
-    delays = [snapshot.delay_ns[50], snapshot.delay_ns[95], view._observer.output.percentile(0.995)]
+    delays = [
+        snapshot.delay_ns[50],
+        snapshot.delay_ns[95],
+        view._observer.output.delays.percentile(0.995),
+    ]
     assert snapshot.num_elements == 1000 and delays == pytest.approx(
         [1000, 1000, 1_000_000], rel=0.07
     )

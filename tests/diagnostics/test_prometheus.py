@@ -22,9 +22,9 @@ from refusing import assert_raises
 import gristmill as grain
 from gristmill.dataset import watching
 from gristmill.dataset.watching import observed_by
-from gristmill.diagnostics.metrics import prometheus, totals
-from gristmill.diagnostics.metrics.histogram import Histogram
-from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
+from gristmill.diagnostics.runtime.metrics import prometheus, totals
+from gristmill.diagnostics.runtime.metrics.histogram import Histogram
+from gristmill.diagnostics.runtime.metrics.prometheus import start_telemetry, stop_telemetry
 
 NEXT = "grain_python_dataset_next_duration_ns"
 READY = "grain_python_dataset_prefetch_buffer_ready_count"
@@ -176,10 +176,10 @@ def test_each_power_of_two_is_the_upper_limit_of_its_bucket():
     counted = Histogram()
     for value in values:
         counted.add(value)
-    shown, total = prometheus._buckets(totals.READY, [*counted.counts, counted.total])
+    shown, total = prometheus._buckets(totals.READY, [*counted.powers, counted.total])
     first = [("0.0", 5), ("1.0", 6), ("2.0", 7), ("4.0", 9), ("8.0", 11), ("16.0", 12)]
     assert (shown[:6], shown[-1], total) == (first, ("+Inf", len(values)), sum(values))
-    shown, _ = prometheus._buckets(totals.NEXT, [*counted.counts, counted.total])
+    shown, _ = prometheus._buckets(totals.NEXT, [*counted.powers, counted.total])
     assert shown[-2:] == [("2.199023255552e+12", len(values) - 1), ("+Inf", len(values))]
 
 
@@ -408,7 +408,7 @@ PROGRAM = """
             [name for name in sys.modules if name.startswith("gristmill.diagnostics")],
         )
         sys.exit()
-    from gristmill.diagnostics.metrics import prometheus
+    from gristmill.diagnostics.runtime.metrics import prometheus
     if "missing" in sys.argv:
         try:
             prometheus.start_telemetry()
@@ -432,7 +432,7 @@ PROGRAM = """
         sys.exit()
     def state(_):
         from gristmill.dataset import watching
-        from gristmill.diagnostics.metrics import prometheus
+        from gristmill.diagnostics.runtime.metrics import prometheus
         prometheus.start_telemetry(1)  # does nothing in a worker
         names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         return (prometheus._active, watching.exporters) == (None, []) and all(

@@ -17,10 +17,15 @@ import gristmill as gm
 from gristmill import MapDataset
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.diagnostics import diagnose, observe
-from gristmill.diagnostics.ahead import BudgetUse
+from gristmill.diagnostics.diagnosis.verdict import Diagnosis
 from gristmill.diagnostics.report import report_html
-from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, ThreadTimeline
-from gristmill.diagnostics.verdict import Diagnosis
+from gristmill.diagnostics.runtime.ahead import BudgetUse
+from gristmill.diagnostics.runtime.summary import (
+    ExecutionSummary,
+    Snapshot,
+    StageSummary,
+    ThreadTimeline,
+)
 
 NASTY = '</script></style><nasty onclick="x">&amp;\'\ud800\x00'
 

@@ -16,7 +16,8 @@ from waiting import wait_until
 
 import gristmill
 from gristmill import MapDataset, MultiprocessingOptions
-from gristmill.diagnostics import get_execution_summary, observe, probe, stalls
+from gristmill.diagnostics import get_execution_summary, observe
+from gristmill.diagnostics.runtime import probe, stalls
 from gristmill.experimental import InterleaveIterDataset, ThreadPrefetchIterDataset
 
 NUMBERS = MapDataset.range(10)
@@ -168,7 +169,7 @@ def test_debug_mode_reports_when_an_iterator_is_dropped_and_from_time_to_time(lo
     assert len(logged(SUMMARY)) == 1 and not logged(GRAPH)
     now = [1]
     monkeypatch.setattr(probe, "clock", lambda: now[0])
-    monkeypatch.setattr("gristmill.diagnostics.automatic.clock", lambda: now[0])
+    monkeypatch.setattr("gristmill.diagnostics.runtime.automatic.clock", lambda: now[0])
     with gristmill.config.override(py_debug_mode=True, debug_report_seconds=60):
         it = iter(MapDataset.range(200).to_iter_dataset())
     for _ in range(130):

@@ -22,9 +22,15 @@ from gristmill import (
     ReadOptions,
     transforms,
 )
-from gristmill.diagnostics import BudgetUse, diagnose, observe, verdict
-from gristmill.diagnostics.alone import OneThread, alone, run_alone
-from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, WorkerLoad
+from gristmill.diagnostics import BudgetUse, diagnose, observe
+from gristmill.diagnostics.diagnosis import verdict
+from gristmill.diagnostics.diagnosis.alone import OneThread, alone, run_alone
+from gristmill.diagnostics.runtime.summary import (
+    ExecutionSummary,
+    Snapshot,
+    StageSummary,
+    WorkerLoad,
+)
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 from gristmill.samplers import IndexSampler
 
@@ -452,7 +458,7 @@ def test_a_pipeline_runs_alone_stage_by_stage(pipeline):
 
 
 def test_a_run_alone_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr("gristmill.diagnostics.alone._START_SECONDS", 0.3)
+    monkeypatch.setattr("gristmill.diagnostics.diagnosis.alone._START_SECONDS", 0.3)
     release = threading.Event()
     try:
         assert (

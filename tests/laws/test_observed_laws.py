@@ -15,10 +15,10 @@ from gristmill.dataset import MapDataset
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.descriptions.display import stage_inputs
 from gristmill.diagnostics import observe
-from gristmill.diagnostics.graph import graph_of
-from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
-from gristmill.diagnostics.seen_specs import seen_specs
-from gristmill.diagnostics.spec_text import spec_text
+from gristmill.diagnostics.graph.seen_specs import seen_specs
+from gristmill.diagnostics.graph.spec_text import spec_text
+from gristmill.diagnostics.graph.stages import graph_of
+from gristmill.diagnostics.runtime.metrics.prometheus import start_telemetry, stop_telemetry
 
 
 @each_of_all

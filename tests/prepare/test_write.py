@@ -7,11 +7,11 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
+from gristmill.dataset.descriptions.equality import are_equal
 from gristmill.prepare.files import ElementError
 from gristmill.prepare.formats import NAMES
 from gristmill.prepare.local import LocalFolder
 from gristmill.prepare.manifest import ManifestError
-from gristmill.testing.equality import are_equal
 from written import check_files_in_work, contents, element, packed, sparse, stream
 
 

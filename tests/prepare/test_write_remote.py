@@ -11,6 +11,7 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
+from gristmill.dataset.descriptions.equality import are_equal
 from gristmill.prepare.manifest import ManifestError
 from gristmill.prepare.remote import RemoteFolder
 from written import check_appends_at_once, check_files_in_work, contents, packed, sparse
@@ -73,7 +74,7 @@ def test_a_folder_of_a_bucket_is_like_a_local_one(tmp_path, bucket, monkeypatch,
     grain.verify_files(url)
     expected = grain.read(tmp_path / "local")
     read = grain.read(url)
-    assert grain.testing.equality.are_equal([*read], [*expected])
+    assert are_equal([*read], [*expected])
     assert_raises(ManifestError, "of another pipeline", grain.write, make(30), url, **arguments)
     name = report.files[0].name
     bucket.put(f"{format}/{name}", objects(bucket, format)[name][:-1] + b"x")

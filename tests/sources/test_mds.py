@@ -12,9 +12,9 @@ from refusing import assert_raises
 from servers import HttpServer
 
 import gristmill as grain
+from gristmill.dataset.descriptions.equality import are_equal
 from gristmill.sources.storage.errors import DamagedFileError
 from gristmill.testing import assert_source_conforms
-from gristmill.testing.equality import are_equal
 
 GOLDEN = Path(__file__).parent / "mds_golden"
 COMPRESSIONS = ("plain", "gz", "zstd")

@@ -15,10 +15,11 @@ from refusing import assert_raises
 from users_datasets import BareIterator
 
 from gristmill import DataLoader, IndexSampler, IterDataset, MapDataset
+from gristmill.dataset.descriptions.equality import are_equal
 from gristmill.experimental import ElasticIterator
 from gristmill.experimental import assert_equal_output_after_checkpoint as check
 from gristmill.sharding import ShardOptions
-from gristmill.testing.equality import are_equal, shape_of
+from gristmill.testing.checkpoints import shape_of
 
 THOROUGH = {
     "at_end": True,
@@ -261,7 +262,7 @@ class Blank:
 
 
 VALUES = [
-    *(None, True, 1, 1.0, float("nan"), np.int64(7), np.float32(1), "text", b"text"),
+    *(None, True, 1, 1.0, 0.0, -0.0, float("nan"), np.int64(7), np.float32(1), "text", b"text"),
     *({1, 2}, [1], (1,), Pair(1, 2), Pair(1, 3), {"a": 1}, {"a": 1, 2: None}),
     *(
         np.arange(3),

@@ -21,10 +21,10 @@ from programs import output
 from refusing import assert_raises
 
 import gristmill as grain
+from gristmill.dataset.descriptions.equality import difference, digest_of, leaves_of
 from gristmill.diagnostics.verification import Check, Report
 from gristmill.diagnostics.verification.conditions import Fresh, Lanes, WorkersInStreamOrder
 from gristmill.diagnostics.verification.fresh import ColdCopies
-from gristmill.diagnostics.verification.values import difference, digest_of, leaves_of
 from gristmill.diagnostics.verification.verifier import Verifier
 from gristmill.testing import assert_deterministic
 

@@ -40,7 +40,7 @@ from gristmill import (
     write,
 )
 from gristmill.diagnostics.report import report_html
-from gristmill.diagnostics.stalls import waiting_text
+from gristmill.diagnostics.runtime.stalls import waiting_text
 from gristmill.experimental import InterleaveIterDataset
 from gristmill.samplers import IndexSampler
 from gristmill.transforms import Batch

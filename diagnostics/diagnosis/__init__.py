@@ -1,0 +1,1 @@
+"""The bottleneck of a pipeline, what to change, and how well it mixes."""
