@@ -2,8 +2,8 @@
 
 The best fixed setting is found by a sweep of 0 to twice the CPUs, processes and threads, where
 elements wait for reads also with 64 reading threads. ``"auto"`` is measured from the tenth second
-on. ``tf.data`` has ``AUTOTUNE``, and PyTorch its defaults. A pipeline with workers has 16 lanes in
-every setting. The training step of the consumer waits, as for a device.
+on. ``tf.data`` has ``AUTOTUNE``, and PyTorch its defaults. The stream is that of 16 lanes in every
+setting, also without workers. The training step of the consumer waits, as for a device.
 """
 
 import functools
@@ -139,7 +139,7 @@ def settings(module, make, num_threads):
     """Yields each fixed setting as a dataset."""
     for threads in num_threads:
         ds = make(module, module.ReadOptions(threads))
-        yield ds
+        yield ds.mp_prefetch(module.MultiprocessingOptions(0, num_lanes=NUM_LANES))
         for executor, num in itertools.product(("processes", "threads"), range(1, 2 * CPUS + 1)):
             yield ds.mp_prefetch(
                 module.MultiprocessingOptions(num, num_lanes=NUM_LANES, executor=executor)
