@@ -43,8 +43,10 @@ def test_styles_cannot_end_their_element_and_load_nothing(name):
 def test_without_jinja2_errors_name_the_extra_and_notebooks_show_text(tmp_path):
     script = """
         import logging, sys
+        from pathlib import Path
         sys.modules["jinja2"] = None
         import gristmill as gm
+        from gristmill.diagnostics.cli import main
         from gristmill.diagnostics.graph import graph_of
         from gristmill.diagnostics.graph_files import emit_graph
 
@@ -68,12 +70,17 @@ def test_without_jinja2_errors_name_the_extra_and_notebooks_show_text(tmp_path):
         shown = ds, gm.explain(ds, step=0), view, view.summary()
         print([x._repr_html_().startswith("<pre>") for x in shown])
         print("&lt;lambda&gt;" in ds._repr_html_())
+        target = Path(sys.argv[0]).with_name("train.py")
+        target.write_text("import gristmill\\nds = gristmill.MapDataset.range(9)\\n")
+        sys.stderr = sys.stdout
+        print(main(["view", f"{target}:ds"]))
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
         emit_graph(graph_of(ds), {}, sys.argv[1])
     """
-    *errors, pieces, is_escaped, logged = output(tmp_path, script, tmp_path / "graphs")
+    *errors, pieces, is_escaped, said, code, logged = output(tmp_path, script, tmp_path / "graphs")
     need = "the package jinja2, which is not installed; run: pip install 'gristmill[view]'"
     assert len(errors) == 4 and all([error.endswith(f"needs {need}") for error in errors]), errors
+    assert (said, code) == (f"python -m gristmill: HTML needs {need}", "2")
     assert (pieces, is_escaped) == ("[True, True, True, True]", "True")
     assert logged.endswith(need)
     assert {path.name for path in tmp_path.rglob("pipeline-*")} == {
