@@ -8,11 +8,10 @@ from users is escaped. Without Jinja2, notebooks show the text of the same objec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gristmill.dataset.descriptions.display import joined, length_text, stage_inputs
-from gristmill.diagnostics.graph.stages import Graph, Stage, graph_of
+from gristmill.dataset.descriptions.display import length_text, stage_inputs
+from gristmill.diagnostics.graph.stages import graph_of
 from gristmill.diagnostics.html import html_or_text, html_table, render, shortened
 from gristmill.diagnostics.units import rate_text, time_text
 from gristmill.loader.data_loader import DataLoader
@@ -39,8 +38,12 @@ def _pipeline_html(pipeline: Any) -> str:
         return render("notebook.html.j2", text=text)
     columns = [("Stage", "code"), ("Length", "whole"), ("Element", "code")]
     rows = [
-        [f"{bars}{shortened(name, _MAX_NAME)}", length, shortened(spec, _MAX_SPEC)]
-        for bars, name, length, spec in _rows(graph_of(pipeline))
+        [
+            f"{row.bars}{shortened(row.text, _MAX_NAME)}",
+            "" if row.is_again else length_text(row.stage.length),
+            "" if row.is_again else shortened(row.stage.spec or "", _MAX_SPEC),
+        ]
+        for row in graph_of(pipeline).rows
     ]
     head = text if isinstance(pipeline, DataLoader) else text.partition("\n")[0].rstrip(":")
     return render("notebook.html.j2", head=head, table=html_table(columns, rows, frame=""))
@@ -97,39 +100,6 @@ def _stage(node: StageSummary) -> list[str]:
         node.place,
         shortened(node.output_spec, _MAX_SPEC),
     ]
-
-
-def _rows(graph: Graph) -> list[tuple[str, str, str, str]]:
-    """Returns the bars before the name of a stage, the name, its length and its elements, from the
-    sources down.
-    """
-    texts: dict[str, tuple[str, str, str]] = {}
-    rows = []
-    for line in _lines(graph.by_id, graph.stages[0].id, texts):
-        key = line.lstrip("│├┌─ ")
-        rows.append((line.removesuffix(key), *texts[key]))
-    return rows
-
-
-def _lines(
-    stages: Mapping[int, Stage], output: int, texts: dict[str, tuple[str, str, str]]
-) -> list[str]:
-    """Returns a line for each stage, with a key in place of its name; one that several draw from
-    has one line, and others refer to it.
-    """
-    chain: list[Stage] = []
-    above: Sequence[int] = (output,)
-    while len(above) == 1 and f"{above[0]}" not in texts:
-        stage = stages[above[0]]
-        texts[f"{stage.id}"] = stage.name, length_text(stage.length), stage.spec or ""
-        chain.append(stage)
-        above = stage.inputs
-    if len(above) == 1:
-        texts[f"{above[0]}'"] = f"{stages[above[0]].name}  (as above)", "", ""
-        lines = [f"{above[0]}'"]
-    else:
-        lines = joined([_lines(stages, i, texts) for i in above])
-    return lines + [f"{stage.id}" for stage in chain[::-1]]
 
 
 def _is_small(pipeline: Any) -> bool:
