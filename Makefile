@@ -54,7 +54,7 @@ FOLDERS := $(shell find $$(sed -n 's/^    gristmill[.a-z]* = //p' setup.cfg) -ty
 
 # Instead of an extra, free-threaded builds get what has wheels for them, and msgpack, which needs no
 # compiler in pure Python. Tests of other packages are skipped there.
-FREE_THREADED_NEEDS := build etils flask flask-cors fsspec hypothesis importlib-resources jax matplotlib msgpack optax \
+FREE_THREADED_NEEDS := build etils flask flask-cors fsspec hypothesis importlib-resources jax jinja2 matplotlib msgpack optax \
   pandas pillow prometheus-client protobuf pyarrow pytest pytest-timeout pytest-xdist scikit-learn setuptools tqdm
 is_free_threaded = $(1)/bin/python -c 'import sys, sysconfig; sys.exit(not sysconfig.get_config_var("Py_GIL_DISABLED"))'
 

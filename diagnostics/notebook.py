@@ -3,17 +3,16 @@ nothing else.
 
 Their text has the colour of the page around them and their lines are half transparent, so that they
 can be read on light and on dark pages, by the system's or the notebook's setting. All that comes
-from users is escaped.
+from users is escaped. Without Jinja2, notebooks show the text of the same object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gristmill.dataset.descriptions.display import joined, length_text, stage_inputs
-from gristmill.diagnostics.graph.stages import Graph, Stage, graph_of
-from gristmill.diagnostics.html_text import safe, shortened
+from gristmill.dataset.descriptions.display import length_text, stage_inputs
+from gristmill.diagnostics.graph.stages import graph_of
+from gristmill.diagnostics.html import html_or_text, html_table, render, shortened
 from gristmill.diagnostics.units import rate_text, time_text
 from gristmill.loader.data_loader import DataLoader
 
@@ -23,124 +22,84 @@ if TYPE_CHECKING:  # these show themselves by what is here
 
 _MAX_STAGES = 60
 _MAX_NAME, _MAX_SPEC = 160, 300  # characters
-_LINE = "1px solid rgba(128,128,128,.45)"
-_BOX = 'style="font-size:13px;line-height:1.45;color:inherit;max-width:100%;overflow-x:auto"'
-_TABLE = (
-    'style="border-collapse:collapse;font-size:13px;color:inherit;background:none;margin:6px 0"'
-)
-_CELL = (
-    "padding:3px 14px 3px 0;text-align:left;vertical-align:top;border:0;"
-    f"border-top:{_LINE};background:none;color:inherit"
-)
-_CODE = (
-    "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px;white-space:pre-wrap;"
-    "overflow-wrap:anywhere"
-)
-_SOFT = "opacity:.75"
 
 
 def pipeline_html(pipeline: Any) -> str:
     """Returns the stages of a dataset or ``DataLoader``, from the sources down, with what is known
     without reading anything.
     """
+    return html_or_text(lambda: _pipeline_html(pipeline), pipeline)
+
+
+def _pipeline_html(pipeline: Any) -> str:
     output = pipeline._dataset if isinstance(pipeline, DataLoader) else pipeline
     text = repr(pipeline)
     if not _is_small(output):
-        return f'<div {_BOX}><div style="{_CODE}">{safe(text)}</div></div>'
-    head = text if isinstance(pipeline, DataLoader) else text.partition("\n")[0].rstrip(":")
-    graph = graph_of(pipeline)
+        return render("notebook.html.j2", text=text)
+    columns = [("Stage", "code"), ("Length", "whole"), ("Element", "code")]
     rows = [
         [
-            _code(f"{bars}{shortened(name, _MAX_NAME)}"),
-            _whole(length),
-            _code(shortened(spec, _MAX_SPEC)),
+            f"{row.bars}{shortened(row.text, _MAX_NAME)}",
+            "" if row.is_again else length_text(row.stage.length),
+            "" if row.is_again else shortened(row.stage.spec or "", _MAX_SPEC),
         ]
-        for bars, name, length, spec in _rows(graph)
+        for row in graph_of(pipeline).rows
     ]
-    return f"<div {_BOX}><b>{safe(head)}</b>{_table(('Stage', 'Length', 'Element'), rows)}</div>"
+    head = text if isinstance(pipeline, DataLoader) else text.partition("\n")[0].rstrip(":")
+    return render("notebook.html.j2", head=head, table=html_table(columns, rows, frame=""))
 
 
 def diagnosis_html(diagnosis: Diagnosis) -> str:
     """Returns a diagnosis: the verdict, what to do, and the stages, that with the largest share of
     waiting first.
     """
-    advice = "".join([f"<li>{safe(text)}</li>" for text in diagnosis.recommendations])
-    delays = ", ".join(
-        [f"p{percent} {time_text(delay)}" for percent, delay in diagnosis.delay_ns.items()]
-    )
-    facts = (
-        f"{rate_text(diagnosis.elements_per_second)}; the consumer waited"
-        f" {diagnosis.starved_ratio:.0%} of the time ({delays})"
-    )
-    return (
-        f'<div {_BOX}><div style="padding-left:10px;border-left:4px solid'
-        f' #c4591f"><b>{safe(diagnosis.sentence)}</b><div style="{_SOFT}">{safe(facts)}</div>'
-        + (f'<ol style="margin:4px 0;padding-left:22px">{advice}</ol>' if advice else "")
-        + f"</div>{_stages(diagnosis.snapshot.summary)}</div>"
-    )
+
+    def html() -> str:
+        delays = [f"p{percent} {time_text(ns)}" for percent, ns in diagnosis.delay_ns.items()]
+        facts = (
+            f"{rate_text(diagnosis.elements_per_second)}; the consumer waited"
+            f" {diagnosis.starved_ratio:.0%} of the time ({', '.join(delays)})"
+        )
+        stages = _stages(diagnosis.snapshot.summary)
+        return render("notebook.html.j2", diagnosis=diagnosis, facts=facts, **stages)
+
+    return html_or_text(html, diagnosis)
 
 
 def summary_html(summary: ExecutionSummary) -> str:
     """Returns where the time went, stage by stage."""
-    return f"<div {_BOX}>{_stages(summary)}</div>"
+    return html_or_text(lambda: render("notebook.html.j2", **_stages(summary)), summary)
 
 
-def _stages(summary: ExecutionSummary) -> str:
+def _stages(summary: ExecutionSummary) -> dict[str, Any]:
+    """Returns the table of the stages, and lines below it."""
     nodes = sorted(
         summary.values(), key=lambda node: (-node.wait_time_ratio, -node.total_processing_time_ns)
     )
     left = len(nodes) - _MAX_STAGES
-    titles = ("Stage", "Share of waiting", "Time of an element", "Elements", "Runs in", "Output")
-    table = _table(titles, [_stage(node) for node in nodes[:_MAX_STAGES]])
+    columns = [
+        ("Stage", "code"),
+        ("Share of waiting", ""),
+        ("Time of an element", ""),
+        ("Elements", ""),
+        ("Runs in", "whole"),
+        ("Output", "code"),
+    ]
+    table = html_table(columns, [_stage(node) for node in nodes[:_MAX_STAGES]], frame="")
     more = [f"… and {left} more stages, with smaller shares"] if left > 0 else []
-    return table + "".join(
-        [f'<div style="{_SOFT}">{safe(line)}</div>' for line in [*more, *summary.remarks]]
-    )
+    return {"table": table, "remarks": [*more, *summary.remarks]}
 
 
 def _stage(node: StageSummary) -> list[str]:
     share = f"{node.wait_time_ratio:.1%}" if node.wait_time_ratio or not node.is_prefetch else "–"
     return [
-        _code(shortened(node.name, _MAX_NAME)),
+        shortened(node.name, _MAX_NAME),
         share,
         time_text(node.mean_processing_time_ns) if node.num_produced_elements else "–",
         f"{node.num_produced_elements:,}",
-        _whole(node.place),
-        _code(shortened(node.output_spec, _MAX_SPEC)),
+        node.place,
+        shortened(node.output_spec, _MAX_SPEC),
     ]
-
-
-def _rows(graph: Graph) -> list[tuple[str, str, str, str]]:
-    """Returns the bars before the name of a stage, the name, its length and its elements, from the
-    sources down.
-    """
-    texts: dict[str, tuple[str, str, str]] = {}
-    rows = []
-    for line in _lines(graph.by_id, graph.stages[0].id, texts):
-        key = line.lstrip("│├┌─ ")
-        rows.append((line.removesuffix(key), *texts[key]))
-    return rows
-
-
-def _lines(
-    stages: Mapping[int, Stage], output: int, texts: dict[str, tuple[str, str, str]]
-) -> list[str]:
-    """Returns a line for each stage, with a key in place of its name; one that several draw from
-    has one line, and others refer to it.
-    """
-    chain: list[Stage] = []
-    above: Sequence[int] = (output,)
-    while len(above) == 1 and f"{above[0]}" not in texts:
-        stage = stages[above[0]]
-        texts[f"{stage.id}"] = stage.name, length_text(stage.length), stage.spec or ""
-        chain.append(stage)
-        above = stage.inputs
-    if len(above) == 1:
-        texts[f"{above[0]}'"] = f"{stages[above[0]].name}  (as above)", "", ""
-        lines = [f"{above[0]}'"]
-    else:
-        lines = joined([_lines(stages, i, texts) for i in above])
-    return lines + [f"{stage.id}" for stage in chain[::-1]]
 
 
 def _is_small(pipeline: Any) -> bool:
@@ -149,27 +108,3 @@ def _is_small(pipeline: Any) -> bool:
         todo += stage_inputs(todo.pop())
         seen += 1
     return seen <= _MAX_STAGES
-
-
-def _code(text: str) -> str:
-    return f'<span style="{_CODE}">{safe(text)}</span>'
-
-
-def _whole(text: str) -> str:
-    return f'<span style="white-space:nowrap">{safe(text)}</span>'
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(
-        [
-            f'<th style="{_CELL};border-top:0;font-weight:600;{_SOFT}">{title}</th>'
-            for title in titles
-        ]
-    )
-    body = "".join(
-        [
-            "<tr>" + "".join([f'<td style="{_CELL}">{cell}</td>' for cell in row]) + "</tr>"
-            for row in rows
-        ]
-    )
-    return f"<table {_TABLE}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -350,6 +350,9 @@ class View:
     def save_html(self, path: str | PathLike[str]) -> None:
         """Writes a report with drawings, one file that needs nothing else, to look at in a
         browser.
+
+        Raises:
+            ImportError: Jinja2 is not installed, which the extra ``view`` installs.
         """
         from gristmill.diagnostics.report import report_html
 

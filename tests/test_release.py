@@ -155,8 +155,12 @@ class TestArchives:
         for package, folder in folders.items():
             top = max((name for name in mapped if f"{package}.".startswith(f"{name}.")), key=len)
             here = ROOT / mapped[top] / package[len(top) + 1 :].replace(".", "/")
-            expected |= {f"{folder}/{path.name}" for path in here.glob("*.py")}
+            data = SETUP["options.package_data"].get(package, "").replace(",", " ").split()
+            for pattern in ("*.py", *(set(data) - {"py.typed"})):
+                expected |= {f"{folder}/{path.name}" for path in here.glob(pattern)}
         assert names == expected >= {f"{folder}/__init__.py" for folder in folders.values()}
+        pages = ("report.html.j2", "report.css", "viewer.html.j2", "viewer.css", "viewer.js")
+        assert {f"gristmill/diagnostics/html/{name}" for name in pages} <= names
         fields = {
             "Name": "gristmill",
             "Version": VERSION,

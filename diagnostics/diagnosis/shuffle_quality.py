@@ -16,8 +16,8 @@ from gristmill.core.errors import as_int
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.descriptions.lineage import origin
-from gristmill.diagnostics.drawing import svg_picture
 from gristmill.diagnostics.files import write_text
+from gristmill.diagnostics.html import html_or_text, render
 
 _MAX_CLASSES = 64
 _MAX_POINTS = 1000
@@ -78,23 +78,32 @@ class ShuffleQuality:
         complete shuffle is an even cloud.
         """
         dots = [
-            f'<circle class="gm-arrow" cx="{_MARGIN + x * (_WIDTH - 2 * _MARGIN):.1f}" '
-            f'cy="{_HEAD + y * (_HEIGHT - _HEAD - _MARGIN):.1f}" r="1.4"/>'
+            (
+                _MARGIN + x * (_WIDTH - 2 * _MARGIN),
+                _HEAD + y * (_HEIGHT - _HEAD - _MARGIN),
+            )
             for x, y in self._points
         ]
         text = (
             f"distance {self.distance:.3f} ({self.ratio:.2f} of complete), correlation"
             f" {self.correlation:.3f}"
         )
-        title = f'<text class="gm-title" x="{_MARGIN}" y="24">{text}</text>'
-        return svg_picture(_WIDTH, _HEIGHT, "classes of elements in their order", [title, *dots])
+        return render(
+            "shuffle.svg.j2",
+            width=_WIDTH,
+            height=_HEIGHT,
+            margin=_MARGIN,
+            label="classes of elements in their order",
+            text=text,
+            dots=dots,
+        )
 
     def save_svg(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture to a file."""
         write_text(path, self.svg() + "\n")
 
     def _repr_html_(self) -> str:
-        return self.svg()
+        return html_or_text(self.svg, self)
 
 
 def shuffle_quality(

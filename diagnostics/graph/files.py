@@ -36,10 +36,11 @@ def visualize(ds: Any, path: str | os.PathLike[str] | None = None) -> str:
     Args:
         ds: a dataset, an iterator, a ``DataLoader`` or its iterator.
         path: a file to write the graph to as well, as its ending says: ``.txt``, ``.svg`` or
-            ``.html`` (a picture), ``.dot`` (for Graphviz) or ``.json``. An existing file is
-            replaced.
+            ``.html`` (a picture, which needs the extra ``view``), ``.dot`` (for Graphviz) or
+            ``.json``. An existing file is replaced.
 
     Raises:
+        ImportError: ``path`` is that of a picture, and Jinja2 is not installed.
         TypeError: ``ds`` is of another type.
         ValueError: ``path`` has another ending; nothing is written then.
 
@@ -88,7 +89,7 @@ def emit_graph(graph: Graph, specs: Mapping[int, str], destination: str) -> None
         specs: what was seen of the elements, by the numbers of the stages.
         destination: empty: the text is logged at level INFO. Otherwise a directory, which is made
             if need be: the graph is written there as ``pipeline-<k>.txt``, ``.svg``, ``.html`` and
-            ``.json``, with a ``k`` that is not in use.
+            ``.json``, with a ``k`` that is not in use. Without Jinja2, there are no pictures.
     """
     graph = graph.with_specs(specs)
     text = _FORMS[".txt"](graph)
@@ -100,12 +101,12 @@ def emit_graph(graph: Graph, specs: Mapping[int, str], destination: str) -> None
             _log.info("%s", text)
         if "google.colab" in sys.modules:  # whose cells do not show what is logged at this level
             print(text)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         _log.warning("The graph of the pipeline could not be written to %r: %s", destination, error)
 
 
 def _write_all(directory: Path, graph: Graph) -> Path:
-    """Writes the graph in every form; returns the text's path."""
+    """Writes the graph in every form, those without pictures first; returns the text's path."""
     directory.mkdir(parents=True, exist_ok=True)
     for number in itertools.count():
         path = directory / f"pipeline-{number}.txt"
@@ -114,6 +115,6 @@ def _write_all(directory: Path, graph: Graph) -> Path:
             break
         except FileExistsError:
             pass
-    for ending in (".svg", ".html", ".json", ".txt"):
+    for ending in (".txt", ".json", ".svg", ".html"):
         write_text(path.with_suffix(ending), _FORMS[ending](graph))
     return path

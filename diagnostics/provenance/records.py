@@ -8,7 +8,7 @@ from typing import Any
 from gristmill.core.value import Value
 from gristmill.dataset.bases.cells import LineageRecord
 from gristmill.dataset.descriptions.display import abbreviated
-from gristmill.diagnostics.html_text import html_row, html_table, safe
+from gristmill.diagnostics.html import html_or_text, html_table
 from gristmill.diagnostics.table import Column, DataTable
 
 _MAX_LINES = 40  # of a table
@@ -141,9 +141,7 @@ class Provenance:
         names, lines = [x.title for x in self.table.columns], [*self.table.cells()]
         shown = abbreviated(lines, _MAX_LINES, "… {} more …".format)
         cells = [line if isinstance(line, list) else [line] for line in shown]
-        return html_table(
-            [(name, "") for name in names], [html_row(map(safe, line)) for line in cells]
-        )
+        return html_or_text(lambda: str(html_table(names, cells)), self)
 
 
 def _column(name: str) -> Column:

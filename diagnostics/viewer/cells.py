@@ -1,20 +1,18 @@
-"""Leaves as HTML: in full, among others, and on one line. Their content is escaped as text, and its
-size is bounded.
-"""
+"""Leaves as HTML: in full, among others, and on one line. The size of their content is bounded."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gristmill.core.naming import one_line
 from gristmill.core.state import shown
 from gristmill.diagnostics.graph.spec_text import spec_text
-from gristmill.diagnostics.html_text import safe, shortened
+from gristmill.diagnostics.html import macros, shortened
 from gristmill.diagnostics.units import size_text, time_text
 from gristmill.diagnostics.viewer.leaves import ElementLeaf
 from gristmill.diagnostics.viewer.looks import Look, Looks
@@ -22,14 +20,23 @@ from gristmill.diagnostics.viewer.numbers import ValueStatistics, numbers_of
 from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, Picture
 from gristmill.diagnostics.viewer.sounds import MAX_SECONDS, outline
 
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
 # characters: in full, among others, on one line
 _MAX_TEXT, _MAX_SHORT_TEXT, _MAX_LINE = 20_000, 1200, 90
 _MAX_SPEC = 120
+_MAX_PROBLEM = 400
 _MAX_BYTES = 512
 _MAX_SHORT = 8  # values of an array that are shown on one line
 _MAX_VALUES = 200  # of an array of many dimensions
 _TINY = 96  # pixels: a smaller picture is enlarged without being blurred
 _NUM_BINS = 300  # of the outline of a sound
+
+
+def leaf_html() -> Any:
+    """Returns the macros that show leaves."""
+    return macros("leaf.html.j2")
 
 
 class LeafCells:
@@ -76,16 +83,16 @@ class LeafCells:
             and look.value.size <= _MAX_SHORT
         )
 
-    def line(self, number: int) -> str:
+    def line(self, number: int) -> Markup:
         """Returns a leaf on one line."""
         return _or_error(lambda: self._line(number))
 
-    def _line(self, number: int) -> str:
-        look = self.look(number)
+    def _line(self, number: int) -> Markup:
+        look, html = self.look(number), leaf_html()
         if look.kind in ("image", "audio", "file", "bytes"):
-            return f'<span class="key">{safe(self.spec(number))}</span>'
+            return html.key(self.spec(number))
         if look.kind == "error":
-            return _error(look.value, 0)
+            return html.flag(type(look.value).__name__)
         text = (
             look.note
             if look.kind == "tokens"
@@ -93,93 +100,81 @@ class LeafCells:
             if look.kind == "array"
             else look.value
         )
-        return safe(one_line(text, _MAX_LINE))
+        return html.text(one_line(text, _MAX_LINE))
 
-    def fields(self, numbers: Iterable[int], *, full: bool) -> str:
+    def fields(self, numbers: Iterable[int], *, full: bool) -> Markup:
         """Leaves with their names, those of a container together, which can be folded."""
-        return f'<dl class="fields">{self._tree(list(numbers), 0, full)}</dl>'
+        return leaf_html().fields(self._tree(list(numbers), 0, full))
 
-    def _tree(self, numbers: list[int], depth: int, full: bool) -> str:
-        parts = []
+    def _tree(self, numbers: list[int], depth: int, full: bool) -> Markup:
+        html = leaf_html()
+        parts: list[Markup] = []
         for name, group in itertools.groupby(
             numbers, lambda i: self._leaves[i].path[depth : depth + 1]
         ):
             inside = list(group)
             path = self._leaves[inside[0]].path
             if len(path) <= depth + 1:
-                parts += [self._field(i, full) for i in inside]
-                continue
-            what = f"{len(inside):,} value{'s' * (len(inside) != 1)}"
-            parts.append(
-                f'<details class="group" open data-path="{safe(".".join(path[: depth + 1]))}">'
-                f"<summary>{safe(name[0])} <small>{what}</small></summary>"
-                f'<dl class="fields">{self._tree(inside, depth + 1, full)}</dl></details>'
-            )
-        return "".join(parts)
+                name_of = path[-1] if path else "element"
+                parts += [html.field(name_of, self.spec(i), self.content(i, full)) for i in inside]
+            else:
+                content = self._tree(inside, depth + 1, full)
+                parts.append(html.group(".".join(path[: depth + 1]), name[0], len(inside), content))
+        return html.together(parts)
 
-    def _field(self, number: int, full: bool) -> str:
-        path = self._leaves[number].path
-        name = safe(path[-1]) if path else "element"
-        title = f"<dt>{name} <small>{safe(self.spec(number))}</small></dt>"
-        return f'<div class="field">{title}<dd>{self.content(number, full)}</dd></div>'
-
-    def content(self, number: int, full: bool) -> str:
+    def content(self, number: int, full: bool) -> Markup:
         """Returns a leaf without its name."""
         return _or_error(lambda: self._content(number, full))
 
-    def _content(self, number: int, full: bool) -> str:
-        look = self.look(number)
+    def _content(self, number: int, full: bool) -> Markup:
+        look, html = self.look(number), leaf_html()
         if look.kind == "image":
-            return self.pictures(number, full) + _note(look.note)
+            return self.pictures(number, full) + html.note(look.note)
         if look.kind == "audio":
             return self._sound(number, look)
         if look.kind == "file":
             return self._file(number, look)
         if look.documents:
-            title = f"{look.value.size:,} {'ids' if look.kind == 'tokens' else 'values'}"
+            what = "ids" if look.kind == "tokens" else "values"
+            parts = [
+                (segment, _text(text, full) if segment else html.paragraph(text))
+                for segment, text in look.documents
+            ]
             return (
-                _documents(look, full)
-                + _folded(title, _ids(look.value), False)
-                + _note("" if look.kind == "tokens" else look.note)
+                html.documents(parts)
+                + html.folded(f"{look.value.size:,} {what}", _ids(look.value))
+                + html.note("" if look.kind == "tokens" else look.note)
             )
         if look.kind == "tokens":
-            return _text(look.note, full) + _folded(
-                f"{look.value.size:,} ids", _ids(look.value), False
+            return _text(look.note, full) + html.folded(
+                f"{look.value.size:,} ids", _ids(look.value)
             )
         if look.kind == "array":
             return _array(look, full)
         if look.kind == "bytes":
             return _bytes(look.value, full)
         if look.kind == "error":
-            return _error(look.value, 400)
-        return _text(look.value, full) + _note(look.note)
+            return _error(look.value)
+        return _text(look.value, full) + html.note(look.note)
 
-    def pictures(self, number: int, full: bool) -> str:
+    def pictures(self, number: int, full: bool) -> Markup:
         """Returns the frames of a picture."""
         picture: Picture = self.look(number).value
         height, width = picture.array.shape[1:3]
         size = LARGE if full else SMALL
         scale = min(1.0, size / max(height, width))
-        attributes = (
-            f'width="{max(1, round(width * scale))}" height="{max(1, round(height * scale))}"'
-            ' loading="lazy"'
-        )
-        tiny = ' class="tiny"' if max(height, width) <= _TINY else ""
-        name = safe(f"{self.name(number) or 'picture'}, {height} × {width}")
-        return (
-            '<div class="pictures">'
-            + "".join(
-                [
-                    "<img"
-                    f' src="{self._address}/leaf/{number}.png?frame={frame}&amp;size={size}"{tiny}'
-                    f' {attributes} alt="{name}">'
-                    for frame in range(picture.num_frames if full else min(4, picture.num_frames))
-                ]
-            )
-            + "</div>"
+        return leaf_html().pictures(
+            [
+                f"{self._address}/leaf/{number}.png?frame={frame}&size={size}"
+                for frame in range(picture.num_frames if full else min(4, picture.num_frames))
+            ],
+            max(1, round(width * scale)),
+            max(1, round(height * scale)),
+            max(height, width) <= _TINY,
+            f"{self.name(number) or 'picture'}, {height} × {width}",
         )
 
-    def _sound(self, number: int, look: Look) -> str:
+    def _sound(self, number: int, look: Look) -> Markup:
         seconds = len(look.value) / look.rate
         lows, highs = outline(look.value, _NUM_BINS)
         step = 600 / len(lows)
@@ -190,77 +185,69 @@ class LeafCells:
             f"{time_text(1e9 * seconds)} at {look.rate:,} Hz",
             f"{num} channels" if num > 1 else "",
             look.note,
+            f"the first {MAX_SECONDS} s are played" if seconds > MAX_SECONDS else "",
         ]
-        texts.append(f"the first {MAX_SECONDS} s are played" if seconds > MAX_SECONDS else "")
-        return (
-            f'<div class="sound" data-seconds="{seconds:.6f}"><svg viewBox="0 0 600 73"'
-            ' preserveAspectRatio="none" role="img" aria-label="waveform"><path class="wave"'
-            f' d="M{" L".join(upper + lower)}Z"/><line class="head-line" x1="0" x2="0" y1="0"'
-            ' y2="73"/></svg><audio controls preload="none"'
-            f' src="{self._address}/leaf/{number}.wav"></audio></div>'
-            + _note("; ".join([text for text in texts if text]))
+        html = leaf_html()
+        return html.wave(seconds, upper + lower, f"{self._address}/leaf/{number}.wav") + html.note(
+            "; ".join([text for text in texts if text])
         )
 
-    def _file(self, number: int, look: Look) -> str:
-        source = f"{self._address}/leaf/{number}.file"
-        size = _note(f"{look.media_type}, {size_text(len(look.value))}")
-        if look.media_type.startswith("image/"):
-            return (
-                f'<div class="pictures"><img src="{source}" loading="lazy"'
-                f' alt="{safe(self.name(number))}"></div>{size}'
-            )
-        return f'<audio controls preload="none" src="{source}"></audio>{size}'
+    def _file(self, number: int, look: Look) -> Markup:
+        html, source = leaf_html(), f"{self._address}/leaf/{number}.file"
+        shown = (
+            html.pictures([source], None, None, False, self.name(number))
+            if look.media_type.startswith("image/")
+            else html.audio(source)
+        )
+        return shown + html.note(f"{look.media_type}, {size_text(len(look.value))}")
 
 
-def _or_error(make: Callable[[], str]) -> str:
+def _or_error(make: Callable[[], Markup]) -> Markup:
     """Returns the HTML of a value, or what an object of the user's raises when it is looked at."""
     try:
         return make()
     except Exception as error:
-        return _error(error, 400)
+        return _error(error)
 
 
-def _error(error: BaseException, limit: int) -> str:
-    text = f" {safe(shown(error, limit))}" if limit else ""
-    return f'<span class="flag">{safe(type(error).__name__)}</span>{text}'
+def _error(error: BaseException) -> Markup:
+    return leaf_html().flag(type(error).__name__) + f" {shown(error, _MAX_PROBLEM)}"
 
 
-def _array(look: Look, full: bool) -> str:
-    array = look.value
+def _array(look: Look, full: bool) -> Markup:
+    array, html = look.value, leaf_html()
     if array.ndim == 1 and array.size <= _MAX_SHORT:
-        return f'<span class="values">{safe(_values(array, _MAX_SHORT))}</span>{_note(look.note)}'
+        return html.values(_values(array, _MAX_SHORT)) + html.note(look.note)
     numbers = numbers_of(array)
     if numbers is None:
-        return f"<pre>{safe(_values(array, _MAX_VALUES))}</pre>{_note(look.note)}"
-    parts = [range_text(numbers), histogram(numbers), _note(_of_sample(numbers)), _note(look.note)]
+        return html.pre(_values(array, _MAX_VALUES)) + html.note(look.note)
+    parts = [range_html(numbers), histogram(numbers)]
+    parts += [html.note(_of_sample(numbers)), html.note(look.note)]
     if full:
-        parts.append(_folded("values", _values(array, _MAX_VALUES), array.size <= 100))
-    return "".join(parts)
+        parts.append(html.folded("values", _values(array, _MAX_VALUES), array.size <= 100))
+    return html.together(parts)
 
 
-def range_text(numbers: ValueStatistics) -> str:
+def range_html(numbers: ValueStatistics) -> Markup:
     """Returns the range and the mean of an array, and what is wrong with its values."""
     flags = [
         f"{num:,} {what}"
         for num, what in ((numbers.num_nan, "NaN"), (numbers.num_infinite, "infinite"))
         if num
     ]
-    marks = "".join([f' <span class="flag">{flag}</span>' for flag in flags])
+    low, high = number_text(numbers.low), number_text(numbers.high)
     if math.isnan(numbers.mean):
-        return marks
-    if numbers.low == numbers.high:
-        return (
-            f'<span class="range">{number_text(numbers.low)} <span'
-            f' class="key">everywhere</span></span>{marks}'
-        )
-    text = f"{number_text(numbers.low)} … {number_text(numbers.high)}"
-    mean = (
-        f"{numbers.mean:.1%} true" if numbers.is_of_truth else f"mean {number_text(numbers.mean)}"
-    )
-    return f'<span class="range">{text} <span class="key">{mean}</span></span>{marks}'
+        text, about = "", ""
+    elif numbers.low == numbers.high:
+        text, about = low, "everywhere"
+    elif numbers.is_of_truth:
+        text, about = f"{low} … {high}", f"{numbers.mean:.1%} true"
+    else:
+        text, about = f"{low} … {high}", f"mean {number_text(numbers.mean)}"
+    return leaf_html().range(text, about, flags)
 
 
-def histogram(numbers: ValueStatistics) -> str:
+def histogram(numbers: ValueStatistics) -> Markup | str:
     """Returns a histogram of values: bars that fill the width of the picture, the highest one its
     height.
     """
@@ -273,20 +260,13 @@ def histogram(numbers: ValueStatistics) -> str:
         for i, count in enumerate(numbers.counts)
         if count
     ]
-    title = f"histogram from {number_text(numbers.low)} to {number_text(numbers.high)}"
-    shape = (
-        'class="hist" viewBox="0 0 100 40" preserveAspectRatio="none" role="img"'
-        f' aria-label="{title}"'
-    )
-    return f'<svg {shape}><path d="{"".join(bars)}"/></svg>'
+    return leaf_html().histogram(bars, number_text(numbers.low), number_text(numbers.high))
 
 
 def _of_sample(numbers: ValueStatistics) -> str:
-    return (
-        ""
-        if numbers.is_exact
-        else f"of {numbers.num_seen:,} values at random places, of {numbers.num:,}"
-    )
+    if numbers.is_exact:
+        return ""
+    return f"of {numbers.num_seen:,} values at random places, of {numbers.num:,}"
 
 
 def number_text(value: float) -> str:
@@ -320,30 +300,22 @@ def _ids(array: Any) -> str:
     return " ".join(map(str, array[: 10 * _MAX_VALUES].tolist())) + more
 
 
-def _documents(look: Look, full: bool) -> str:
-    """Returns the documents of a packed row, each on lines of its own."""
-    items = []
-    for segment, text in look.documents:
-        content = _text(text, full) if segment else f'<p class="text">{safe(text)}</p>'
-        items.append(
-            "<li"
-            f' class="{"doc" if segment else "pad"}"><small>{segment or ""}</small>{content}</li>'
-        )
-    return f'<ol class="docs">{"".join(items)}</ol>'
-
-
-def _text(text: str, full: bool) -> str:
-    limit = _MAX_TEXT if full else _MAX_SHORT_TEXT
+def _text(text: str, full: bool) -> Markup:
+    limit, html = _MAX_TEXT if full else _MAX_SHORT_TEXT, leaf_html()
     if not text:
-        return '<span class="key">empty</span>'
-    more = _note(f"the first {limit:,} of {len(text):,} characters") if len(text) > limit else ""
-    return f'<p class="text">{safe(text[:limit])}{"…" if more else ""}</p>{more}'
+        return html.key("empty")
+    if len(text) <= limit:
+        return html.paragraph(text)
+    return html.paragraph(f"{text[:limit]}…") + html.note(
+        f"the first {limit:,} of {len(text):,} characters"
+    )
 
 
-def _bytes(data: bytes, full: bool) -> str:
+def _bytes(data: bytes, full: bool) -> Markup:
     """Returns bytes as text, if they are that; else in hexadecimal digits."""
+    html = leaf_html()
     if not data:
-        return '<span class="key">empty</span>'
+        return html.key("empty")
     head = data[: 4 * _MAX_TEXT]
     try:
         text = (head[:-3] if len(head) < len(data) else head).decode("utf-8", "strict")
@@ -356,23 +328,11 @@ def _bytes(data: bytes, full: bool) -> str:
     if text and sum(
         [character.isprintable() or character in "\n\r\t" for character in text]
     ) > 0.95 * len(text):
-        return _text(text, full) + (
-            _note(f"{size_text(len(data))} of bytes") if len(head) < len(data) else ""
-        )
+        size = f"{size_text(len(data))} of bytes" if len(head) < len(data) else ""
+        return _text(text, full) + html.note(size)
     lines = [
         f"{i:06x}  {data[i : i + 16].hex(' '):<47} "
         f" {''.join([chr(x) if 32 <= x < 127 else '·' for x in data[i : i + 16]])}"
         for i in range(0, min(len(data), _MAX_BYTES if full else 64), 16)
     ]
-    return f"<pre>{safe(chr(10).join(lines))}</pre>{_note(f'{len(data):,} bytes')}"
-
-
-def _folded(title: str, text: str, is_open: bool) -> str:
-    return (
-        f'<details class="plain"{" open" * is_open}><summary>{title}</summary>'
-        f"<pre>{safe(text)}</pre></details>"
-    )
-
-
-def _note(text: str) -> str:
-    return f"<small>{safe(text)}</small>" if text else ""
+    return html.pre("\n".join(lines)) + html.note(f"{len(data):,} bytes")

@@ -11,10 +11,10 @@ from typing import Any
 
 from gristmill.core.state import shown
 from gristmill.dataset.descriptions.display import length_text
-from gristmill.diagnostics.html_text import html_page, html_row, html_table, safe, shortened
+from gristmill.diagnostics.html import html_table, render, shortened
 from gristmill.diagnostics.provenance import Provenance
 from gristmill.diagnostics.units import size_text
-from gristmill.diagnostics.viewer.cells import LeafCells, histogram, range_text
+from gristmill.diagnostics.viewer.cells import LeafCells, histogram, leaf_html, range_html
 from gristmill.diagnostics.viewer.history import RowHistory, StageResult
 from gristmill.diagnostics.viewer.leaves import MAX_LEAVES, shape_of
 from gristmill.diagnostics.viewer.looks import Looks
@@ -26,10 +26,6 @@ _ROWS, _LEAVES, _OVERVIEW = 48, 120, 24  # on one page
 _MAX_COLUMNS = 24
 _MAX_CAPTION = 6
 _MAX_RECORDS = 200
-_LATER = (
-    '<p class="reason">Where it comes from takes long to find out. This page asks again by'
-    " itself.</p>"
-)
 _RECORD = {
     "row": "Row",
     "components": "Component",
@@ -42,27 +38,6 @@ _RECORD = {
     "source": "Source",
 }
 _MAX_ERROR, _MAX_TRACEBACK = 4000, 30_000
-
-_HEAD = """\
-<link rel="icon" href="{root}/icon.png">
-<link rel="stylesheet" href="{root}/style.css">
-<script src="{root}/script.js" defer></script>"""
-_BODY = """\
-<body data-kind="{kind}">
-<header>
-<div class="name">{name}<small>{about}</small></div>
-<nav aria-label="steps">{steps}</nav>
-<form action="{root}/go" role="search"><input name="to"
-aria-label="go to a step, or to a checkpoint" placeholder="Go to …" autocomplete="off"
-title="the number of a step, or the path of a checkpoint" spellcheck="false"></form>
-</header>
-<main>
-{content}
-</main>
-<footer>{keys}</footer>
-</body>"""
-_KEYS = "<kbd>←</kbd> <kbd>→</kbd> steps &nbsp; <kbd>g</kbd> go to"
-_ROW_KEYS = f"{_KEYS} &nbsp; <kbd>k</kbd> <kbd>j</kbd> rows &nbsp; <kbd>Esc</kbd> back"
 
 
 @dataclass(frozen=True)
@@ -96,51 +71,74 @@ class PageFrame:
 
     def page(
         self,
+        template: str,
         step: Step,
-        content: str,
         *,
-        kind: str = "step",
-        has_next: bool = True,
         row: int | None = None,
+        has_next: bool = True,
+        **values: Any,
     ) -> str:
-        before = self._arrow(Step(step.number - 1, step.since), row, "prev", "‹", step.number > 0)
-        after = self._arrow(Step(step.number + 1, step.since), row, "next", "›", has_next)
-        what = "Index" if self.is_indexed else "Step"
-        of = (
-            f" <small>of {self.length:,}</small>"
-            if self.length is not None and not step.since and self.length < 10**15
-            else ""
-        )
-        of = (
-            f" <small>after {safe(shortened(self.since[step.since], 60))}</small>"
-            if step.since
-            else of
-        )
-        if self.is_indexed and self.length and step.number >= self.length:
-            of += f" <small>(epoch {step.number // self.length})</small>"
-        body = _BODY.format(
-            root=self.root,
-            kind=kind,
-            name=safe(self.name),
-            about=safe(self.about),
-            steps=f"{before}<h1>{what} {step.number:,}{of}</h1>{after}",
-            content=content,
-            keys=_ROW_KEYS if kind == "row" else _KEYS,
-        )
-        title = f"{what} {step.number:,} · {self.name}"
-        return html_page(title, _HEAD.format(root=self.root), body)
-
-    def _arrow(self, step: Step, row: int | None, rel: str, sign: str, is_there: bool) -> str:
-        title = "before" if rel == "prev" else "after"
-        if not is_there:
-            return f'<span class="step" aria-hidden="true">{sign}</span>'
-        return (
-            f'<a class="step" rel="{rel}" href="{self.address(step, row)}" aria-label="the one'
-            f' {title}">{sign}</a>'
+        """Returns the page of a template that extends ``viewer.html.j2``."""
+        what, number = "Index" if self.is_indexed else "Step", step.number
+        notes = []
+        if step.since:
+            notes.append(f"after {shortened(self.since[step.since], 60)}")
+        elif self.length is not None and self.length < 10**15:
+            notes.append(f"of {self.length:,}")
+        if self.is_indexed and self.length and number >= self.length:
+            notes.append(f"(epoch {number // self.length})")
+        return render(
+            template,
+            view=self,
+            step=step,
+            row=row,
+            what=what,
+            notes=notes,
+            title=f"{what} {number:,} · {self.name}",
+            before=self.address(Step(number - 1, step.since), row) if number else "",
+            after=self.address(Step(number + 1, step.since), row) if has_next else "",
+            **values,
         )
 
+    def notice(
+        self,
+        heading: str,
+        text: str,
+        *,
+        step: Step | None = None,
+        link: tuple[str, str] | None = None,
+        lines: str = "",
+        has_next: bool = True,
+    ) -> str:
+        """Returns a page without an element.
 
-def step_page(view: PageFrame, seen: Seen, first: int, is_whole: bool, source: str) -> str:
+        Args:
+            heading: of the page.
+            text: a sentence.
+            step: at which one.
+            link: an address and what is there.
+            lines: shown as they are.
+            has_next: there may be a step after it.
+        """
+        return self.page(
+            "viewer_notice.html.j2",
+            step or Step(0),
+            has_next=has_next,
+            heading=heading,
+            text=text,
+            link=link,
+            lines=lines,
+        )
+
+
+def step_page(
+    view: PageFrame,
+    seen: Seen,
+    first: int,
+    is_whole: bool,
+    provenance: Provenance | str | Waiting | None,
+    history: RowHistory | Waiting | None,
+) -> str:
     """Returns an output: a batch as its rows, anything else in full.
 
     Args:
@@ -148,155 +146,122 @@ def step_page(view: PageFrame, seen: Seen, first: int, is_whole: bool, source: s
         seen: the output.
         first: the row, or the leaf, to begin with.
         is_whole: show a batch as one thing, or rows of what is no batch according to the pipeline.
-        source: where it comes from, as HTML.
+        provenance: what it is made of, if that is shown.
+        history: of it, if that is shown.
     """
     step = seen.output.step
     if seen.output.is_end:
-        return view.page(step, _end(view, step), has_next=False)
+        return _end(view, step)
     if seen.output.error is not None:
-        return view.page(step, _failure(seen.output.error))
+        return view.page("viewer_failure.html.j2", step, failure=_failure(seen.output.error))
     if seen.output.element is None:
-        return view.page(
-            step,
-            _notice(
-                "There is no element here",
-                "A step of the pipeline leaves it out, or it is <code>None</code>.",
-            ),
-        )
-    cells = LeafCells(seen.leaves, view.address(step), view.looks)
-    has_rows = bool(seen.num_rows) and view.is_batched != is_whole
-    other = ""
-    if seen.num_rows and (
-        view.is_batched or sum([shape_of(leaf.value) is not None for leaf in seen.leaves[:100]]) > 1
-    ):
+        text = "A step of the pipeline leaves it out, or it is None."
+        return view.notice("There is no element here", text, step=step)
+    address, num_rows = view.address(step), seen.num_rows
+    cells = LeafCells(seen.leaves, address, view.looks)
+    has_rows = bool(num_rows) and view.is_batched != is_whole
+    links = []
+    num_arrays = sum([shape_of(leaf.value) is not None for leaf in seen.leaves[:100]])
+    if num_rows and (view.is_batched or num_arrays > 1):
         query = "" if is_whole else "?whole=1"
-        text = "as one" if has_rows else f"as {seen.num_rows:,} rows"
-        other = f'<a href="{view.address(step)}{query}">{text}</a>'
-    what = f"Batch of {seen.num_rows:,}" if view.is_batched and seen.num_rows else "Element"
-    num = (
-        f"{len(seen.leaves):,}{'+' * (len(seen.leaves) == MAX_LEAVES)}"
-        f" value{'s' * (len(seen.leaves) != 1)}"
+        links.append((address + query, "as one" if has_rows else f"as {num_rows:,} rows", ""))
+    if has_rows and provenance is None:
+        links.append((f"{address}?records=1", "records", ""))
+    num = len(seen.leaves)
+    about = f"{num:,}{'+' * (num == MAX_LEAVES)} value{'s' * (num != 1)}"
+    rows = (
+        _rows(view, seen, first, is_whole) if has_rows else _leaves(cells, first, address, is_whole)
     )
-    if has_rows and not source:
-        other += f'<a href="{view.address(step)}?records=1">records</a>'
-    head = _head(what, f"{num}, {size_text(seen.nbytes)}" if seen.nbytes else num, other)
-    if has_rows:
-        return view.page(
-            step,
-            head
-            + _overview(cells, view.address(step))
-            + source
-            + _rows(view, seen, first, is_whole),
-        )
-    return view.page(step, f"{head}{_leaves(cells, first, view.address(step), is_whole)}{source}")
-
-
-def row_page(view: PageFrame, seen: Seen, row: int, first: int, source: str) -> str:
-    """Returns a row of a batch, where it comes from, and how it came about."""
-    step = seen.output.step
-    address = view.address(step, row)
-    cells = LeafCells(seen.row(row), address, view.looks)
-    links = (
-        [f'<a rel="before" href="{view.address(step, row - 1)}">row {row - 1:,}</a>'] if row else []
-    )
-    links += (
-        [f'<a rel="after" href="{view.address(step, row + 1)}">row {row + 1:,}</a>']
-        if row + 1 < (seen.num_rows or 0)
-        else []
-    )
-    what = "index" if view.is_indexed else "step"
-    of = (
-        f'of {seen.num_rows:,} in <a rel="up" href="{view.address(step)}">{what}'
-        f" {step.number:,}</a>"
-    )
-    head = _head(f"Row {row:,}", of, "".join(links))
     return view.page(
-        step, f"{head}{_leaves(cells, first, address, False)}{source}", kind="row", row=row
+        "viewer_element.html.j2",
+        step,
+        heading=f"Batch of {num_rows:,}" if view.is_batched and num_rows else "Element",
+        about=f"{about}, {size_text(seen.nbytes)}" if seen.nbytes else about,
+        up=None,
+        links=links,
+        address=address,
+        overview=_overview(cells) if has_rows else None,
+        num_more=max(0, num - _OVERVIEW),
+        records=None if provenance is None else _records(provenance, None),
+        history=None if history is None else _stages(view, address, history),
+        **rows,
+    )
+
+
+def row_page(
+    view: PageFrame,
+    seen: Seen,
+    row: int,
+    first: int,
+    provenance: Provenance | str | Waiting | None,
+    history: RowHistory | Waiting | None,
+) -> str:
+    """Returns a row of a batch, where it comes from, and its history."""
+    step, num_rows = seen.output.step, seen.num_rows or 0
+    address = view.address(step, row)
+    others = [("before", row - 1)] * (row > 0) + [("after", row + 1)] * (row + 1 < num_rows)
+    what = "index" if view.is_indexed else "step"
+    return view.page(
+        "viewer_element.html.j2",
+        step,
+        row=row,
+        heading=f"Row {row:,}",
+        about=f"of {num_rows:,} in",
+        up=(view.address(step), f"{what} {step.number:,}"),
+        links=[(view.address(step, other), f"row {other:,}", rel) for rel, other in others],
+        address=address,
+        overview=None,
+        num_more=0,
+        records=None if provenance is None else _records(provenance, row),
+        history=None if history is None else _stages(view, address, history),
+        **_leaves(LeafCells(seen.row(row), address, view.looks), first, address),
     )
 
 
 def waiting_page(view: PageFrame, step: Step, waiting: Waiting) -> str:
     """Returns the page for an output that does not exist yet; it reloads by itself."""
     if waiting.text:
-        text = f"<pre class=wrap>{safe(shortened(waiting.text, _MAX_TRACEBACK))}</pre>"
-        return view.page(
-            step,
-            _notice(
-                "Waiting for the pipeline",
-                "Nothing has come for some seconds. This page asks again by itself.",
-                text,
-            ),
+        return view.notice(
+            "Waiting for the pipeline",
+            "Nothing has come for some seconds. This page asks again by itself.",
+            step=step,
+            lines=shortened(waiting.text, _MAX_TRACEBACK),
         )
-    return view.page(
-        step,
-        _notice(
-            f"On the way to step {step.number:,}",
-            f"{waiting.reached:,} so far. This page asks again by itself.",
-        ),
+    return view.notice(
+        f"On the way to step {step.number:,}",
+        f"{waiting.reached:,} so far. This page asks again by itself.",
+        step=step,
     )
 
 
-def problem_page(view: PageFrame, title: str, text: str) -> str:
-    """Something that cannot be done, with the way back."""
-    return view.page(
-        Step(0),
-        _notice(safe(title), safe(text), f'<p class="more"><a href="{view.root}/">Back</a></p>'),
-    )
-
-
-def _head(title: str, text: str, links: str) -> str:
-    return (
-        f'<div class="head"><h2>{title}</h2><p class="soft">{text}</p><span'
-        f' class="links">{links}</span></div>'
-    )
-
-
-def _notice(title: str, text: str, more: str = "") -> str:
-    return f'<div class="notice"><h2>{title}</h2><p>{text}</p>{more}</div>'
+def problem_page(view: PageFrame, title: str, text: str, lines: str = "") -> str:
+    """Returns a page about something that cannot be done, with the way back."""
+    return view.notice(title, text, link=(f"{view.root}/", "Back"), lines=lines)
 
 
 def _end(view: PageFrame, step: Step) -> str:
-    last = (
-        f'<p class="more"><a href="{view.address(Step(step.number - 1, step.since))}">The last'
-        " one</a></p>"
-        if step.number
-        else ""
-    )
+    last = view.address(Step(step.number - 1, step.since)), "The last one"
     num = length_text(step.number).replace("element", "output")
-    return _notice(
+    return view.notice(
         "The end",
-        f"There {'is' if step.number == 1 else 'are'}"
-        f" {num}{' from there on' if step.since else ''}.",
-        last,
+        f"There {'is' if step.number == 1 else 'are'} {num}{' from there on' * bool(step.since)}.",
+        step=step,
+        link=last if step.number else None,
+        has_next=False,
     )
 
 
-def _failure(error: BaseException) -> str:
-    lines = "".join(traceback.format_exception(error))
-    cut = (
-        lines
-        if len(lines) <= _MAX_TRACEBACK
-        else f"{lines[: _MAX_TRACEBACK // 2]}\n…\n{lines[-_MAX_TRACEBACK // 2 :]}"
-    )
-    notes = "".join(
-        [
-            f'<p class="soft">{safe(shown_text(note))}</p>'
-            for note in getattr(error, "__notes__", [])[:1]
-        ]
-    )
-    return (
-        f'<section class="failed"><h2>{safe(type(error).__name__)}</h2>'
-        f"<p>{safe(shown_text(str(error)))}</p>{notes}"
-        '<details class="plain"><summary>traceback</summary>'
-        f'<pre class="wrap">{safe(cut)}</pre></details></section>'
+def _failure(error: BaseException) -> Any:
+    lines, half = "".join(traceback.format_exception(error)), _MAX_TRACEBACK // 2
+    if len(lines) > _MAX_TRACEBACK:
+        lines = f"{lines[:half]}\n…\n{lines[-half:]}"
+    notes = [shortened(note, _MAX_ERROR) for note in getattr(error, "__notes__", [])[:1]]
+    return leaf_html().failure(
+        type(error).__name__, shortened(str(error), _MAX_ERROR), notes, lines
     )
 
 
-def shown_text(text: str) -> str:
-    return shortened(text, _MAX_ERROR)
-
-
-def _overview(cells: LeafCells, address: str) -> str:
+def _overview(cells: LeafCells) -> Any:
     """Returns a table of the contents of a batch: types, ranges and distributions of values."""
     rows = []
     for number in range(min(len(cells), _OVERVIEW)):
@@ -309,147 +274,121 @@ def _overview(cells: LeafCells, address: str) -> str:
             else None
         )
         numbers = None if array is None else numbers_of(array)
-        values = "" if numbers is None else range_text(numbers)
-        spread = "" if numbers is None else histogram(numbers)
-        name = safe(shortened(cells.name(number) or "element", 80))
-        rows.append(
-            f'<tr><th scope="row">{name}</th><td'
-            f' class="spec">{safe(cells.spec(number))}</td><td>{values}</td><td'
-            f' class="distribution">{spread}</td></tr>'
-        )
-    names = [("Value", ""), ("Type", ""), ("Range", ""), ("Distribution", "distribution")]
-    left = len(cells) - len(rows)
-    more = f'<p class="more"><a href="{address}?whole=1">{left:,} more</a></p>' if left else ""
-    return f'<section class="overview">{html_table(names, rows)}{more}</section>'
-
-
-def _rows(view: PageFrame, seen: Seen, first: int, is_whole: bool) -> str:
-    assert seen.num_rows is not None
-    rows = range(first, min(first + _ROWS, seen.num_rows))
-    step = seen.output.step
-    all_cells = [LeafCells(seen.row(row), view.address(step, row), view.looks) for row in rows]
-    if not all_cells:
-        return ""
-    kinds = [all_cells[0].look(i).kind for i in range(min(len(all_cells[0]), _LEAVES))]
-    short = [i for i in range(len(kinds)) if all([cells.is_short(i) for cells in all_cells])]
-    if len(short) == len(kinds) <= _MAX_COLUMNS:
-        content = _table(view, step, rows, all_cells)
-    elif "image" in kinds and len(short) + kinds.count("image") == len(kinds) <= _MAX_CAPTION + 1:
-        content = _tiles(view, step, rows, all_cells)
-    else:
-        content = _cards(view, step, rows, all_cells)
-    paging = _paging(view.address(step), first, _ROWS, seen.num_rows, "rows", is_whole)
-    return f'<section class="rows">{content}{paging}</section>'
-
-
-def _table(view: PageFrame, step: Step, rows: range, all_cells: list[LeafCells]) -> str:
-    columns = range(len(all_cells[0]))
-    titles = [(safe(shortened(all_cells[0].name(i), 60)) or "value", "") for i in columns]
-    lines = [
-        html_row(
-            [cells.line(i) for i in columns],
-            f'<th scope="row"><a href="{view.address(step, number)}">{number:,}</a></th>',
-        )
-        for number, cells in zip(rows, all_cells, strict=True)
+        values = ["", ""] if numbers is None else [range_html(numbers), histogram(numbers)]
+        name = shortened(cells.name(number) or "element", 80)
+        rows.append([name, cells.spec(number), *values])
+    columns = [
+        ("Value", ""),
+        ("Type", "spec"),
+        ("Range", ""),
+        ("Distribution", "distribution"),
     ]
-    return html_table([("Row", ""), *titles], lines)
+    return html_table(columns, rows, has_heads=True)
 
 
-def _tiles(view: PageFrame, step: Step, rows: range, all_cells: list[LeafCells]) -> str:
-    tiles = []
-    for row, cells in zip(rows, all_cells, strict=True):
-        images = [i for i in range(len(cells)) if cells.look(i).kind == "image"]
-        others = [i for i in range(len(cells)) if i not in images and not cells.is_none(i)]
-        caption = "".join(
-            [
-                f'<p><span class="key">{safe(cells.name(i))}</span><span>{cells.line(i)}</span></p>'
-                for i in others
-            ]
-        )
-        number = f"<p><span class=key>row</span><span>{row:,}</span></p>"
-        tiles.append(
-            f'<a class="tile" href="{view.address(step, row)}" aria-label="row {row:,}">'
-            f"{''.join([cells.pictures(i, full=False) for i in images])}"
-            f'<div class="caption">{caption or number}</div></a>'
-        )
-    return f'<div class="tiles">{"".join(tiles)}</div>'
+def _rows(view: PageFrame, seen: Seen, first: int, is_whole: bool) -> dict[str, Any]:
+    """Returns the rows of a batch, with their layout: a table, tiles with pictures, or cards."""
+    assert seen.num_rows is not None
+    step = seen.output.step
+    all_cells = {
+        row: LeafCells(seen.row(row), view.address(step, row), view.looks)
+        for row in range(first, min(first + _ROWS, seen.num_rows))
+    }
+    pages = _paging(view.address(step), first, _ROWS, seen.num_rows, "rows", is_whole)
+    if not all_cells:
+        return {"rows": None, "fields": "", "pages": pages}
+    cells = all_cells[first]
+    kinds = [cells.look(i).kind for i in range(min(len(cells), _LEAVES))]
+    short = [i for i in range(len(kinds)) if all([x.is_short(i) for x in all_cells.values()])]
+    if len(short) == len(kinds) <= _MAX_COLUMNS:
+        return {"layout": "table", "rows": _table(view, step, all_cells), "pages": pages}
+    if "image" in kinds and len(short) + kinds.count("image") == len(kinds) <= _MAX_CAPTION + 1:
+        layout, show = "tiles", _tile
+    else:
+        layout, show = "cards", _card
+    rows = [
+        {"number": f"{row:,}", "address": view.address(step, row), **show(row, cells)}
+        for row, cells in all_cells.items()
+    ]
+    return {"layout": layout, "rows": rows, "pages": pages}
 
 
-def _cards(view: PageFrame, step: Step, rows: range, all_cells: list[LeafCells]) -> str:
-    cards = []
-    for row, cells in zip(rows, all_cells, strict=True):
-        numbers = [i for i in range(len(cells)) if not cells.is_none(i)]
-        fields = cells.fields(numbers[:_MAX_COLUMNS], full=False)
-        left = len(numbers) - _MAX_COLUMNS
-        more = (
-            f'<p class="more"><a href="{view.address(step, row)}">{left:,} more</a></p>'
-            if left > 0
-            else ""
-        )
-        cards.append(
-            f'<article class="card"><h3><a href="{view.address(step, row)}">Row'
-            f" {row:,}</a></h3>{fields}{more}</article>"
-        )
-    return f'<div class="cards">{"".join(cards)}</div>'
+def _table(view: PageFrame, step: Step, all_cells: dict[int, LeafCells]) -> Any:
+    first = next(iter(all_cells.values()))
+    names = [shortened(first.name(i), 60) or "value" for i in range(len(first))]
+    rows = [
+        [
+            leaf_html().link(view.address(step, row), f"{row:,}"),
+            *[cells.line(i) for i in range(len(names))],
+        ]
+        for row, cells in all_cells.items()
+    ]
+    return html_table(["Row", *names], rows, has_heads=True)
 
 
-def _leaves(cells: LeafCells, first: int, address: str, is_whole: bool) -> str:
-    numbers = range(first, min(first + _LEAVES, len(cells)))
-    paging = _paging(address, first, _LEAVES, len(cells), "values", is_whole)
-    return f'<section class="full">{cells.fields(numbers, full=True)}{paging}</section>'
+def _tile(row: int, cells: LeafCells) -> dict[str, Any]:
+    images = [i for i in range(len(cells)) if cells.look(i).kind == "image"]
+    others = [i for i in range(len(cells)) if i not in images and not cells.is_none(i)]
+    return {
+        "pictures": leaf_html().together([cells.pictures(i, full=False) for i in images]),
+        "caption": [(cells.name(i), cells.line(i)) for i in others] or [("row", f"{row:,}")],
+    }
 
 
-def _paging(address: str, first: int, size: int, num: int, what: str, is_whole: bool) -> str:
+def _card(row: int, cells: LeafCells) -> dict[str, Any]:
+    numbers = [i for i in range(len(cells)) if not cells.is_none(i)]
+    return {
+        "fields": cells.fields(numbers[:_MAX_COLUMNS], full=False),
+        "num_more": len(numbers[_MAX_COLUMNS:]),
+    }
+
+
+def _leaves(cells: LeafCells, first: int, address: str, is_whole: bool = False) -> dict[str, Any]:
+    """Returns the leaves of an element in full."""
+    fields = cells.fields(range(first, min(first + _LEAVES, len(cells))), full=True)
+    pages = _paging(address, first, _LEAVES, len(cells), "values", is_whole)
+    return {"rows": None, "fields": fields, "pages": pages}
+
+
+def _paging(
+    address: str, first: int, size: int, num: int, what: str, is_whole: bool
+) -> dict[str, str] | None:
     if num <= size and not first:
-        return ""
-    whole = "&amp;whole=1" if is_whole else ""
-    links = [f'<a href="{address}?first={max(0, first - size)}{whole}">before</a>'] if first else []
-    links.append(
-        f'<span class="key">{what} {first:,} to {min(first + size, num) - 1:,} of {num:,}</span>'
-    )
-    links += (
-        [f'<a href="{address}?first={first + size}{whole}">after</a>'] if first + size < num else []
-    )
-    return f'<p class="more">{"".join(links)}</p>'
+        return None
+    whole = "&whole=1" if is_whole else ""
+    return {
+        "text": f"{what} {first:,} to {min(first + size, num) - 1:,} of {num:,}",
+        "before": f"{address}?first={max(0, first - size)}{whole}" if first else "",
+        "after": f"{address}?first={first + size}{whole}" if first + size < num else "",
+    }
 
 
-def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str:
-    """Returns the records of a row as a table, or of all rows."""
-    if isinstance(provenance, Waiting):
-        return _LATER
-    if isinstance(provenance, str):
-        return f'<p class="reason">{safe(shortened(provenance, _MAX_ERROR))}</p>'
-    rows = (
-        list(enumerate(provenance.rows))
-        if row is None
-        else [(row, one) for one in provenance.rows[row : row + 1]]
-    )
-    lines = [
-        (number, {"row": number, **record.as_dict()})
-        for number, one in rows
-        for record in one.records
-    ][:_MAX_RECORDS]
+def _records(provenance: Provenance | str | Waiting, row: int | None) -> dict[str, Any]:
+    """Returns the records of a row as a table, or of all rows; or the reason why not."""
+    if not isinstance(provenance, Provenance):
+        is_waiting = isinstance(provenance, Waiting)
+        reason = "" if is_waiting else shortened(str(provenance), _MAX_ERROR)
+        return {"is_waiting": is_waiting, "reason": reason}
+    rows = [*enumerate(provenance.rows)]
+    rows = rows if row is None else rows[row : row + 1]
+    lines = [{"row": number, **record.as_dict()} for number, one in rows for record in one.records][
+        :_MAX_RECORDS
+    ]
     names = ["row"] if row is None and len(rows) > 1 else []
     names += [
-        name
-        for name in list(_RECORD)[1:]
-        if any([values[name] not in (None, ()) for _, values in lines])
+        name for name in [*_RECORD][1:] if any([line[name] not in (None, ()) for line in lines])
     ]
-    cells = [[_record_cell(name, values[name]) for name in names] for _, values in lines]
-    titles = [(_RECORD[name], "") for name in names]
-    body = [html_row([safe(shortened(cell, 120)) for cell in line]) for line in cells]
-    faults = len(provenance.faults)
-    passed = (
-        f'<p class="soft">{faults:,} record{"s were" if faults > 1 else " was"} skipped on the'
-        " way.</p>"
-        if faults
-        else ""
-    )
-    title = _head("Where it comes from", "", "")
-    return f"<section>{title}{html_table(titles, body)}{passed}</section>" if body else ""
+    cells = [[shortened(_record_text(name, line[name]), 120) for name in names] for line in lines]
+    table = html_table([_RECORD[name] for name in names], cells) if cells else None
+    return {
+        "is_waiting": False,
+        "reason": "",
+        "table": table,
+        "num_faults": len(provenance.faults),
+    }
 
 
-def _record_cell(name: str, value: Any) -> str:
+def _record_text(name: str, value: Any) -> str:
     if name == "components":
         return "/".join(map(str, value))
     if name == "span" and value is not None:
@@ -459,56 +398,36 @@ def _record_cell(name: str, value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else shown(value, 120)
 
 
-def history_html(view: PageFrame, address: str, history: RowHistory | Waiting) -> str:
+def _stages(view: PageFrame, address: str, history: RowHistory | Waiting) -> dict[str, Any]:
     """Returns the history of a row: the record, and the result of every stage."""
     if isinstance(history, Waiting):
-        return _LATER
-    if not history.stages and not history.reason:
-        return ""
-    reason = f'<p class="reason">{safe(history.reason)}</p>' if history.reason else ""
-    stages = "".join(
-        [_stage_html(view, f"{address}/stage/{i}", stage) for i, stage in enumerate(history.stages)]
-    )
-    return (
-        '<section class="story"><div class="head"><h2>Before and after every'
-        " transformation</h2></div>"
-        + (f'<ol class="stages">{stages}</ol>' if stages else "")
-        + f"{reason}</section>"
-    )
+        return {"is_waiting": True}
+    stages = [_stage(view, f"{address}/stage/{i}", stage) for i, stage in enumerate(history.stages)]
+    return {"is_waiting": False, "stages": stages, "reason": history.reason}
 
 
-def _stage_html(view: PageFrame, address: str, stage: StageResult) -> str:
-    index = "" if stage.index is None else f"index {stage.index:,}"
-    notes = ", ".join(
-        [
-            text
-            for text in (
-                f"input {stage.branch.rstrip('.')}" if stage.branch else "",
-                index,
-                stage.note,
-            )
-            if text
-        ]
-    )
-    name = f"{safe(shortened(stage.name, 160))} <small>{safe(notes)}</small>"
-    if stage.is_same:
-        return f'<li class="same">{name}</li>'
-    if stage.error is not None:
-        return f'<li class="failing"><h3>{name}</h3>{_failure(stage.error)}</li>'
+def _stage(view: PageFrame, address: str, stage: StageResult) -> dict[str, Any]:
+    notes = [
+        f"input {stage.branch.rstrip('.')}" if stage.branch else "",
+        "" if stage.index is None else f"index {stage.index:,}",
+        stage.note,
+    ]
+    found: dict[str, Any] = {
+        "name": shortened(stage.name, 160),
+        "notes": ", ".join([text for text in notes if text]),
+        "is_same": stage.is_same,
+        "failure": None if stage.error is None else _failure(stage.error),
+        "fields": "",
+        "num_more": 0,
+        "same": "",
+    }
+    if stage.is_same or stage.error is not None:
+        return found
     cells = LeafCells(stage.leaves, address, view.looks)
-    changed = [i for i, leaf in enumerate(stage.leaves) if leaf.path not in stage.unchanged]
-    same = ", ".join(
-        [
-            cells.name(i) or "the element"
-            for i, leaf in enumerate(stage.leaves)
-            if leaf.path in stage.unchanged
-        ]
-    )
-    note = f"<small>as before: {safe(shortened(same, 300))}</small>" if same else ""
-    more = (
-        f"<small>{len(changed) - _MAX_COLUMNS:,} more values</small>"
-        if len(changed) > _MAX_COLUMNS
-        else ""
-    )
-    fields = cells.fields(changed[:_MAX_COLUMNS], full=False) if changed else ""
-    return f"<li><h3>{name}</h3>{fields}{more}{note}</li>"
+    is_same = [leaf.path in stage.unchanged for leaf in stage.leaves]
+    changed = [i for i, same in enumerate(is_same) if not same]
+    names = [cells.name(i) or "the element" for i, same in enumerate(is_same) if same]
+    found["fields"] = cells.fields(changed[:_MAX_COLUMNS], full=False) if changed else ""
+    found["num_more"] = len(changed[_MAX_COLUMNS:])
+    found["same"] = shortened(", ".join(names), 300)
+    return found

@@ -13,6 +13,7 @@ from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.diagnostics.cli.state import restore_checkpoint
+from gristmill.diagnostics.viewer.cells import leaf_html
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.server import HOST, Server
 from gristmill.diagnostics.viewer.site import Site
@@ -50,6 +51,7 @@ def view(
         name: of the pipeline, for the pages.
 
     Raises:
+        ImportError: Jinja2 is not installed, which the extra ``view`` installs.
         TypeError: an argument has the wrong type.
         ValueError: ``show_as`` or ``port`` is not allowed, or both ``step`` and ``state`` are
             given.
@@ -76,6 +78,7 @@ def view(
         looks = Looks([show_as] if isinstance(show_as, str) else show_as, decoder)
     except ValueError as error:
         raise ValueError(f"show_as: {error}") from None
+    leaf_html()  # raises here what each page would raise
     title = type(pipeline).__name__ if name is None else name
     server = Server(Site(pipeline, title, looks, restore_checkpoint, first), port)
     return Viewer(server, None if state is None else fspath(state))

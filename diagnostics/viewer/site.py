@@ -17,16 +17,15 @@ from gristmill.core.naming import one_line
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.descriptions.display import length_text
-from gristmill.diagnostics.html_text import safe
-from gristmill.diagnostics.viewer.history import makes_batches
+from gristmill.diagnostics.html import asset
+from gristmill.diagnostics.provenance import Provenance
+from gristmill.diagnostics.viewer.history import RowHistory, makes_batches
 from gristmill.diagnostics.viewer.leaves import ElementLeaf
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.outputs import Outputs, Seen, Waiting
 from gristmill.diagnostics.viewer.pages import (
     PageFrame,
-    history_html,
     problem_page,
-    records_html,
     row_page,
     step_page,
     waiting_page,
@@ -34,7 +33,6 @@ from gristmill.diagnostics.viewer.pages import (
 from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, png_of
 from gristmill.diagnostics.viewer.sounds import wav_of
 from gristmill.diagnostics.viewer.steps import Step, step_number
-from gristmill.diagnostics.viewer.style import SCRIPT, STYLE
 
 _ADDRESS = re.compile(
     r"(?:since/(?P<since>\d{1,6})/)?step/(?P<step>\d{1,18})(?:/row/(?P<row>\d{1,15}))?(?:/stage/(?P<stage>\d{1,6}))?"
@@ -104,16 +102,14 @@ class Site:
                 self._view(),
                 "This cannot be shown",
                 one_line(f"{type(error).__name__}: {error}", 2000),
+                text,
             )
-            return _page(
-                page.replace("</main>", f"<pre class=wrap>{safe(text)}</pre></main>"),
-                HTTPStatus.INTERNAL_SERVER_ERROR,
-            )
+            return _page(page, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _answer(self, path: str, query: Mapping[str, str]) -> Answer:
         assets = {
-            "style.css": lambda: Answer(STYLE.encode(), "text/css; charset=utf-8"),
-            "script.js": lambda: Answer(SCRIPT.encode(), "text/javascript; charset=utf-8"),
+            "style.css": lambda: _file("text/css", "base.css", "viewer.css"),
+            "script.js": lambda: _file("text/javascript", "viewer.js"),
             "icon.png": lambda: Answer(_icon(), "image/png"),
             "go": lambda: self._go(query.get("to", "")),
             "": lambda: _moved(self._view().address(self.first)),
@@ -163,29 +159,22 @@ class Site:
 
     def _page_of(self, seen: Seen, row: int | None, query: Mapping[str, str]) -> Answer:
         view, first = self._view(), step_number(query.get("first", "")) or 0
-        is_whole = query.get("whole") == "1"
-        source, is_whole_history = "", True
+        provenance: Provenance | str | Waiting | None = None
+        history: RowHistory | Waiting | None = None
         is_row = row is not None or not (seen.num_rows and view.is_batched)
         if is_row and seen.output.error is None and not seen.output.is_end:
-            provenance, history = self.outputs.provenance(seen), self.outputs.history(seen, row)
-            source = records_html(provenance, row) + history_html(
-                view, view.address(seen.output.step, row), history
-            )
-            is_whole_history = not isinstance(provenance, Waiting) and not isinstance(
-                history, Waiting
-            )
+            provenance = self.outputs.provenance(seen)
+            history = self.outputs.history(seen, row)
         elif query.get("records") == "1":
             provenance = self.outputs.provenance(seen)
-            source, is_whole_history = (
-                records_html(provenance, None),
-                not isinstance(provenance, Waiting),
-            )
         page = (
-            step_page(view, seen, first, is_whole, source)
+            step_page(view, seen, first, query.get("whole") == "1", provenance, history)
             if row is None
-            else row_page(view, seen, row, first, source)
+            else row_page(view, seen, row, first, provenance, history)
         )
-        return _page(page) if is_whole_history else _page(page, HTTPStatus.ACCEPTED, _AGAIN)
+        if isinstance(provenance, Waiting) or isinstance(history, Waiting):
+            return _page(page, HTTPStatus.ACCEPTED, _AGAIN)
+        return _page(page)
 
     def _media(
         self, leaves: Sequence[ElementLeaf], number: int, form: str, query: Mapping[str, str]
@@ -274,6 +263,10 @@ def _page(
     text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Answer:
     return Answer(text.encode(), "text/html; charset=utf-8", status, headers or {})
+
+
+def _file(media_type: str, *names: str) -> Answer:
+    return Answer("".join(map(asset, names)).encode(), f"{media_type}; charset=utf-8")
 
 
 def _moved(address: str) -> Answer:

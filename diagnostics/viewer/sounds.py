@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import struct
+import io
+import wave
 from typing import Any
 
 import numpy as np
@@ -53,17 +54,11 @@ def wav_of(channels: npt.NDArray[Any], rate: int) -> bytes:
     """
     samples = as_floats(channels[: rate * MAX_SECONDS, :2])
     loudest = max(1.0, float(np.abs(samples).max(initial=0)))
-    data = np.rint(samples * (32767 / loudest)).astype("<i2").tobytes()
-    num = samples.shape[1]
-    form = struct.pack("<HHIIHH", 1, num, rate, rate * num * 2, num * 2, 16)
-    return (
-        b"RIFF"
-        + struct.pack("<I", 36 + len(data))
-        + b"WAVEfmt "
-        + struct.pack("<I", 16)
-        + form
-        + (b"data" + struct.pack("<I", len(data)) + data)
-    )
+    file = io.BytesIO()
+    with wave.open(file, "wb") as wav:
+        wav.setparams((samples.shape[1], 2, rate, 0, "NONE", ""))
+        wav.writeframes(np.rint(samples * (32767 / loudest)).astype("<i2").tobytes())
+    return file.getvalue()
 
 
 def as_floats(channels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

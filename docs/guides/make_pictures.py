@@ -42,7 +42,7 @@ MARGIN = 16
 SCREENSHOTS = (  # file, what of it, name of the picture
     ("verdict.html", "section", "verdict"),
     ("report.html", "body", "report"),
-    ("workers.html", ".times", "timeline"),
+    ("workers.html", ".times", "threads"),
 )
 
 VERDICT = """\

@@ -13,6 +13,8 @@ HEAVY = {
     "etils",
     "jax",
     "jaxlib",
+    "jinja2",
+    "markupsafe",
     "orbax",
     "pandas",
     "prometheus_client",

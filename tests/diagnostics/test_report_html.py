@@ -103,8 +103,15 @@ def of_threads(page):
     return [row[:3] for row in page.rows if len(row) == 4][1:]
 
 
-def paths(page):
-    return {x["class"]: x["d"] for x in page.named("path") if "class" in x}
+def parts_of_threads(page):
+    """The shares that each bar of a thread names, by its parts."""
+    titles = [x.get("title", "") for x in page.named("td") if "parts" in x.get("class", "")]
+    return [dict(line.split(": ") for line in title.splitlines()) for title in titles]
+
+
+def bars(page):
+    """The parts of all bars: colours and widths, in order."""
+    return [(x["class"], x["style"]) for x in page.named("i") if "style" in x]
 
 
 def test_is_one_page_that_needs_nothing_else_and_shows_everything(snapshot):
@@ -219,23 +226,26 @@ def test_a_stage_has_the_same_colour_everywhere():
         stage(11, is_prefetch=True, total_processing_time_ns=10**9)
     ]
     page = synthetic(nodes, ("main: MainThread", [(1, dict.fromkeys(range(12), 0.01))]))
-    of_box = {
-        int(i): c
-        for i, c in re.findall(r'\.gm-stage\[data-id="(\d+)"\]\{--c:var\(--(\w+)\)\}', page.styles)
-    }
-    assert Counter(of_box.values()) == {**{f"c{i}": 1 for i in range(1, 8)}, "c0": 4, "hatch": 1}
+    groups = [x for x in page.named("g") if "data-id" in x]
+    of_box = {int(x["data-id"]): x["class"].removeprefix("gm-stage ") for x in groups}
+    assert Counter(of_box.values()) == {**{f"c{i}": 1 for i in range(1, 8)}, "c0": 4, "waiting": 1}
     assert [i for i in range(11) if of_box[i] == "c0"] == [0, 1, 2, 3]  # those that took the least
     swatches = [
         x["class"].split()[1] for x in page.named("i") if x.get("class", "").startswith("swatch")
     ]
     in_table = [int(re.match(r"\d+", row[0])[0]) for row in of_stages(page)]
-    assert swatches[:12] == ["waiting" if i == 11 else of_box[i] for i in in_table]
+    assert swatches[:12] == [of_box[i] for i in in_table]
     legend = re.findall(r"(\d+) MapMapDataset f\d+", page.text)
     assert (
         swatches[12:] == [*[of_box[int(i)] for i in legend], "c0", "waiting", "idle"]
         and len(legend) == 7
     )
-    assert {f"c{i}" for i in range(8)} <= set(paths(page))
+    thread = bars(page)[-9:]  # the stages in the order of their colours, then the rest
+    assert thread == [
+        *[(f"c{i}", "width:1.0%") for i in range(1, 8)],
+        ("c0", "width:4.0%"),
+        ("waiting", "width:1.0%"),
+    ]
 
 
 def test_every_text_of_a_user_is_escaped(snapshot):
@@ -263,34 +273,20 @@ def test_every_text_of_a_user_is_escaped(snapshot):
     )
 
 
-def test_draws_shares_of_the_time_of_threads_in_order():
+def test_shows_shares_of_the_time_of_threads_in_order():
     nodes = [stage(0, [1]), stage(1)]
-    page = synthetic(
-        nodes,
-        ("main: MainThread", [(1, {0: 0.5, 1: 0.25}), (4, {0: 0.5, 1: 3.25})]),
-        ("main: read", []),
-    )
+    marks = [(1, {0: 0.5, 1: 0.25}), (4, {0: 0.5, 1: 3.25})]
+    page = synthetic(nodes, ("main: MainThread", marks), ("main: read", []))
     assert of_threads(page) == [["main: MainThread", "94%", "0%"], ["main: read", "0%", "0%"]]
-    title = next(title for title in page.titles if "MainThread" in title)
-    assert "0 MapMapDataset f0: 12.5%" in title and "1 MapMapDataset f1: 81.2%" in title
-    # a quarter of the first second, and all of the others
-    assert paths(page)["c1"].startswith("M0 100V75H100V0H400")
-    assert paths(page)["c2"].startswith("M0 100V25H100")
-    for expected, marks in (
-        # A call of three seconds that ends just after a mark that another one has left is drawn
-        # when it was.
-        (
-            "M0 100V100H50V0H300V100H400",
-            [(0.5, {0: 0}), (2.9, {0: 0}), (3, {0: 2.5}), (4, {0: 2.5})],
-        ),
-        # work of a thread that ended is not spread until now
-        ("M0 100V0H100V100H400", [(4, {0: 1})]),
-    ):
-        assert paths(synthetic([stage(0)], ("main: thread", marks)))["c1"].startswith(expected)
+    shares = {"0 MapMapDataset f0": "12.5%", "1 MapMapDataset f1": "81.2%"}
+    assert parts_of_threads(page) == [shares, {}]
+    assert bars(page)[-2:] == [("c1", "width:81.2%"), ("c2", "width:12.5%")]
     # The time of a prefetching stage is all that it took: waiting is what is left without what it
     # computed here.
     ahead = [stage(0, [1], is_prefetch=True), stage(1, [2]), stage(2)]
     page = synthetic(ahead, ("main: a", [(4, {0: 3, 1: 1, 2: 0.5})]), ("main: b", [(4, {0: 2})]))
+    waits = "waiting for what other threads and processes compute"
+    assert parts_of_threads(page)[1] == {waits: "50.0%"} and bars(page)[-1][0] == "waiting"
     assert of_threads(page) == [["main: a", "38%", "38%"], ["main: b", "0%", "50%"]]
     names = [
         "worker 10: MainThread",
@@ -369,6 +365,7 @@ HostileDataset = type(
 def shown(value):
     page = Page(value._repr_html_())
     assert {tag for tag, _ in page.tags} <= {
+        "style",
         "div",
         "b",
         "table",
@@ -381,9 +378,9 @@ def shown(value):
         "ol",
         "li",
     }
-    assert {name for _, attributes in page.tags for name in attributes} <= {"style"} and len(
-        value._repr_html_()
-    ) < 20_000
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert names <= {"class", "scope"} and len(value._repr_html_()) < 20_000
+    assert all([rule.startswith(".gristmill") for rule in re.findall(r"(?<=\n)\..*{", page.styles)])
     return page.text
 
 
