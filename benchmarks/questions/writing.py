@@ -1,6 +1,6 @@
 """Time to prepare a data set with two processes, in files that are read at random afterwards; time
-of ``write`` beyond the format's writer, and of a cache on disk beyond ``memcpy``. Set ``TMPDIR`` to
-a folder in memory to leave out the disk.
+of ``write`` beyond the format's writer, and of a cache on disk beyond ``memcpy``. ``TMPDIR`` says
+on which file system: the disk, or memory.
 """
 
 import functools
@@ -333,8 +333,8 @@ def kept_workload(name, is_stream):
 WORKLOADS = [
     alone(1_000, 200_000),
     alone(100_000, 4_000),
-    *[together(1_000, 400_000, workers) for workers in (1, 2)],
-    *[together(100_000, 8_000, workers) for workers in (1, 2)],
+    *[together(1_000, 200_000, workers) for workers in (1, 2)],
+    *[together(100_000, 4_000, workers) for workers in (1, 2)],
     kept_workload("map dataset", is_stream=False),
     kept_workload("stream", is_stream=True),
     workload("prepare documents of 400 tokens, 2 workers", document, DOCUMENTS),
