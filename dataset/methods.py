@@ -753,9 +753,9 @@ class MapPartMethods(Generic[T_co]):
         cache in ``path``, which the logger ``gristmill`` reports. Elements are pickled: only you
         should have the right to write there.
 
-        What a process has kept before it was killed stays. If ``max_bytes`` is reached, caches of
-        other pipelines in ``path`` are removed, the one that was opened longest ago first; after
-        that nothing more is kept.
+        What a process has kept before it was killed stays. A cache that cannot be written to is
+        read, with a warning. If ``max_bytes`` is reached, caches of other pipelines in ``path`` are
+        removed, the one that was opened longest ago first; after that nothing more is kept.
 
         Args:
             path: a folder.

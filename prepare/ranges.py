@@ -6,12 +6,15 @@ elements one by one. Any worker computes the elements of a range, and they are t
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from gristmill.core.hooks import explained
+from gristmill.core.options import ReadOptions
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import tolerances
@@ -25,6 +28,9 @@ from gristmill.prepare.files import FileWriter, Finished, stem_of
 _PLACE = re.compile(r" @ [^)]*")  # of a function in a file, which is another on another machine
 _TOGETHER = 64  # elements that are taken at a time,
 _TOGETHER_BYTES = 1 << 22  # or fewer, of this size
+_NUM_TIMED = 2  # elements of each file that are computed one by one; the first may open files
+_QUICK_SECONDS = 1.5e-5  # an element that takes longer is computed by threads
+_NO_THREADS = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 NO_FAULTS: Mapping[str, Any] = {"total": 0, "last": []}
 
 
@@ -57,10 +63,15 @@ class Ranges:
     def __len__(self) -> int:
         return len(self._root)
 
-    def over(self, part: Any) -> Any:
-        """Returns a stream of the elements of ``part``, a slice of the map dataset at the root."""
+    def over(self, part: Any, options: ReadOptions | None = None) -> Any:
+        """Returns a stream of the elements of ``part``, a slice of the map dataset at the root.
+
+        Args:
+            part: the slice.
+            options: how a map dataset is read; a stream has its own.
+        """
         if not self._steps:
-            return part.to_iter_dataset(allow_nones=True)
+            return part.to_iter_dataset(options, allow_nones=True)
         ds = part
         for step in self._steps:
             ds = replaced_in(step, step._gm_parents[0], ds)
@@ -71,10 +82,12 @@ class Ranges:
     ) -> Finished:
         """Writes the elements at ``start`` to ``stop - 1`` as file ``number``."""
         position, row = start - 1, 0  # of the last element; row: its place in its batch
+        # Small elements are taken together: one by one they take three times as long.
+        together = max(1, min(_TOGETHER, _TOGETHER_BYTES // max(1, record_bytes)))
 
         def elements() -> Iterator[Any]:
             nonlocal position, row
-            for batch in it:
+            for batch in batches:
                 for row, element in enumerate(batch):  # noqa: B007
                     position += 1
                     if element is not None or self._steps:  # of a stream, None is no hole
@@ -86,13 +99,40 @@ class Ranges:
                 return f"element {place} of those at {start} to {stop - 1}{records}"
             return f"element {position}{records_at(self._root, position)}"
 
-        # Small elements are taken together: one by one they take three times as long.
-        together = max(1, min(_TOGETHER, _TOGETHER_BYTES // max(1, record_bytes)))
-        stream = self.over(MapDataset.slice(self._root, slice(start, stop))).batch(
-            together, batch_fn=list
-        )
-        with closing(iter(stream)) as it:
-            return writer.write(number, elements(), lambda: self._faults(it), where)
+        if self._steps or self._counts_faults:  # which one iterator has to know all of
+            with closing(self._opened(start, stop, together)) as it:
+                batches: Any = it
+                return writer.write(number, elements(), lambda: self._faults(it), where)
+        with closing(self._batches(start, stop, together)) as batches:
+            return writer.write(number, elements(), lambda: NO_FAULTS, where)
+
+    def _opened(
+        self, start: int, stop: int, together: int, options: ReadOptions | None = None
+    ) -> Any:
+        """Returns an iterator over the elements at ``start`` to ``stop - 1``, in lists."""
+        part = MapDataset.slice(self._root, slice(start, stop))
+        return iter(self.over(part, options).batch(together, batch_fn=list))
+
+    def _batches(self, start: int, stop: int, together: int) -> Generator[list[Any], None, None]:
+        """Yields the elements of a map dataset at ``start`` to ``stop - 1`` in lists, computed by
+        threads from where one element takes longer than to hand it from thread to thread.
+        """
+        first = min(start + _NUM_TIMED, stop)
+        quickest = math.inf
+        with closing(self._opened(start, first, 1, _NO_THREADS)) as it:
+            for batch, seconds in _timed(it):
+                quickest = min(quickest, seconds)
+                yield batch
+        if quickest < _QUICK_SECONDS and first < stop:
+            with closing(self._opened(first, stop, together, _NO_THREADS)) as it:
+                for batch, seconds in _timed(it):
+                    first += len(batch)
+                    yield batch
+                    if seconds > _QUICK_SECONDS * len(batch):
+                        break
+        if first < stop:
+            with closing(self._opened(first, stop, together)) as it:
+                yield from it
 
     def _faults(self, it: Any) -> Mapping[str, Any]:
         return faults_of(it) if self._counts_faults else NO_FAULTS
@@ -130,6 +170,16 @@ class RangeJob:
 
     def _written(self, number: int, start: int, stop: int) -> Finished:
         return self._ranges.write(self._writer, number, start, stop, self._record_bytes)
+
+
+def _timed(it: Iterator[list[Any]]) -> Iterator[tuple[list[Any], float]]:
+    """Yields batches with the seconds that each took."""
+    while True:
+        began = time.perf_counter()
+        batch = next(it, None)
+        if batch is None:
+            return
+        yield batch, time.perf_counter() - began
 
 
 def faults_of(it: Any) -> dict[str, Any]:

@@ -14,11 +14,11 @@ import os
 import re
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gristmill.core.checksums import crc32
 from gristmill.core.errors import missing_package
 from gristmill.prepare.formats.base import as_checksum
 from gristmill.prepare.local import UNFINISHED
@@ -115,7 +115,7 @@ class RemoteFolder:
         checksum = 0
         with self._explained(name):
             for piece in self._do("get", name).stream(min_chunk_size=_PIECE_BYTES):
-                checksum = zlib.crc32(piece, checksum)
+                checksum = crc32(piece, checksum)
         return as_checksum(checksum)
 
     def unfinished_names(self) -> list[str]:

@@ -1,5 +1,6 @@
-"""Time to prepare a data set with two processes, in files that are read at random afterwards; CPU
-time of ``write`` beyond the format's writer, and of a cache on disk beyond ``memcpy``.
+"""Time to prepare a data set with two processes, in files that are read at random afterwards; time
+of ``write`` beyond the format's writer, and of a cache on disk beyond ``memcpy``. ``TMPDIR`` says
+on which file system: the disk, or memory.
 """
 
 import functools
@@ -164,50 +165,121 @@ def workload(name, make, count):
 @functools.cache
 def records(size):
     """Records that cannot be compressed, of which few fit into the processor's cache."""
-    return [np.random.default_rng(i).bytes(size) for i in range(256)]
+    return [np.random.default_rng(i).bytes(size) for i in range(64)]
+
+
+def one_record(size, i):
+    return records(size)[i % 64]
 
 
 def alone(size, count):
     """``write`` in this process, and the writer without anything else, into as many files."""
-
-    def by_gristmill(grain):
-        def write(path):
-            ds = grain.MapDataset.range(count).map(lambda i: records(size)[i % 256])
-            grain.write(ds, path, records_per_file=-(-count // FILES), progress=False)
-
-        return cpu_time(write)
-
-    def by_writer(np):
-        def write(path):
-            kind = importlib.import_module("array_record.python.array_record_module")
-            Path(path).mkdir()
-            for first in range(FILES):
-                writer = kind.ArrayRecordWriter(f"{path}/{first}", "group_size:1")
-                for i in range(first * count // FILES, (first + 1) * count // FILES):
-                    writer.write(records(size)[i % 256])
-                writer.close()
-
-        return cpu_time(write)
-
+    ours, bare = by_write(size, count, 0, cpu_time), by_writer(size, count, 1, cpu_time)
+    durable = by_writer(size, count, 1, cpu_time, is_durable=True)
     return Workload(
         f"write records of {size // 1000} kB in one process",
         "µs of CPU time/record",
         1e6,
         count,
-        {"gristmill": by_gristmill, "ArrayRecord's writer": by_writer},
+        {"gristmill": ours, "ArrayRecord's writer": bare, "and fsync": durable},
         {"≤ 1.11 × the writer": lambda m: m["gristmill"] <= 1.11 * m["ArrayRecord's writer"]},
         compare=False,
     )
 
 
+def together(size, count, workers):
+    """The wall time of ``write``, and of the writer in one process and in as many."""
+    single = by_writer(size, count, 1, wall_time)
+    candidates = {
+        "gristmill": by_write(size, count, workers, wall_time),
+        "ArrayRecord's writer": single,
+        "and fsync": by_writer(size, count, 1, wall_time, is_durable=True),
+    }
+    if workers > 1:
+        candidates |= {
+            f"{workers} writers": by_writer(size, count, workers, wall_time),
+            f"{workers} and fsync": by_writer(size, count, workers, wall_time, is_durable=True),
+        }
+    speed = 0.9 * max(1, workers)
+    return Workload(
+        f"write records of {size // 1000} kB, {workers} workers",
+        "µs/record",
+        1e6,
+        count,
+        candidates,
+        {
+            f"≥ {speed:.1f} × the speed of the writer": lambda m: (
+                m["gristmill"] * speed <= m["ArrayRecord's writer"]
+            )
+        },
+        compare=False,
+    )
+
+
+def by_write(size, count, workers, timed):
+    def candidate(grain):
+        def write(path):
+            ds = grain.MapDataset.range(count).map(functools.partial(one_record, size))
+            size_of_file = -(-count // FILES)
+            grain.write(ds, path, records_per_file=size_of_file, workers=workers, progress=False)
+
+        return timed(write)
+
+    return candidate
+
+
+def by_writer(size, count, processes, timed, is_durable=False):
+    def candidate(np):
+        def write(path):
+            Path(path).mkdir()
+            fork = multiprocessing.get_context("fork")  # which begins at once
+            parts = [range(first, FILES, processes) for first in range(processes)]
+            started = [
+                fork.Process(target=write_bare, args=(path, size, count, part, is_durable))
+                for part in parts[1:]
+            ]
+            for process in started:
+                process.start()
+            write_bare(path, size, count, parts[0], is_durable)
+            for process in started:
+                process.join()
+                assert process.exitcode == 0
+
+        records(size)
+        return timed(write)
+
+    return candidate
+
+
+def write_bare(path, size, count, numbers, is_durable):
+    kind = importlib.import_module("array_record.python.array_record_module")
+    for number in numbers:
+        writer = kind.ArrayRecordWriter(f"{path}/{number}", "group_size:1")
+        for i in range(number * count // FILES, (number + 1) * count // FILES):
+            writer.write(one_record(size, i))
+        writer.close()
+        if is_durable:
+            file = os.open(f"{path}/{number}", os.O_RDONLY)
+            os.fsync(file)
+            os.close(file)
+
+
 def cpu_time(write):
+    return measured_by(time.process_time, write)
+
+
+def wall_time(write):
+    return measured_by(time.perf_counter, write)
+
+
+def measured_by(clock, write):
     numbers = itertools.count()
 
     def run():
         path = str(Path(folder().name, f"{next(numbers)}"))
-        start = time.process_time()
+        start = clock()
         write(path)
-        seconds = time.process_time() - start
+        seconds = clock() - start
         shutil.rmtree(path)
         return Measured(seconds, ())
 
@@ -259,8 +331,10 @@ def kept_workload(name, is_stream):
 
 
 WORKLOADS = [
-    alone(1_000, 60_000),
-    alone(100_000, 2_000),
+    alone(1_000, 200_000),
+    alone(100_000, 4_000),
+    *[together(1_000, 200_000, workers) for workers in (1, 2)],
+    *[together(100_000, 4_000, workers) for workers in (1, 2)],
     kept_workload("map dataset", is_stream=False),
     kept_workload("stream", is_stream=True),
     workload("prepare documents of 400 tokens, 2 workers", document, DOCUMENTS),

@@ -10,6 +10,7 @@ processes, whenever one of them is killed or the machine stops:
 2. Nothing is changed after it was written. A store of another pipeline in the same folder is
    removed, the one that was opened longest ago first, if ``max_bytes`` is reached and no process
    has it open. If that does not suffice, nothing more is stored.
+3. A store that cannot be written to is read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ import pickle
 import shutil
 import struct
 import time
-import zlib
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gristmill.core.checksums import crc32
 from gristmill.core.locks import Lock
 from gristmill.sources.storage.posix import fcntl
 
@@ -56,6 +57,8 @@ _SYNC_SECONDS = 5.0
 _SEGMENT_BYTES = 1 << 28
 _MAX_WRITERS = 64  # processes that together stay within max_bytes, but for a record of each
 _UNKNOWN = bytes(36)
+_CREATED = os.O_RDWR | os.O_CREAT
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _STORES: dict[tuple[int, str, int | None], DiskStore] = {}
 _OPENING = Lock()
 
@@ -92,13 +95,25 @@ class DiskStore:
                 " (POSIX)"
             )
         self._root, self._folder, self._max_bytes = root, Path(folder), max_bytes
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._in_use = os.open(
-            self._folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-        )
+        is_read_only = False
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._in_use = self._opened_file("in_use", _CREATED)
+        except OSError as error:
+            if error.errno not in _READ_ONLY or not (self._folder / "table").exists():
+                raise
+            _log.warning(
+                "cache: %s cannot be written to (%s): what is there is read, and what is not is"
+                " computed each time",
+                root,
+                error.strerror,
+            )
+            is_read_only = True
+            self._in_use = self._opened_file("in_use", os.O_RDONLY)
         fcntl.flock(self._in_use, fcntl.LOCK_SH)
-        os.utime(self._folder / "in_use")
-        self._table = os.open(self._folder / "table", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if not is_read_only:
+            os.utime(self._folder / "in_use")
+        self._table = self._opened_file("table", os.O_RDONLY if is_read_only else _CREATED)
         self._lock = Lock()
         # keys whose values are being computed: a lock that the thread holds
         self.claims: dict[int, Lock] = {}
@@ -108,7 +123,7 @@ class DiskStore:
         self._own: tuple[int, int] | None = None
         self._end = self._synced = 0
         self._last_sync = time.monotonic()
-        self._is_full = False
+        self._is_full = is_read_only
         self._room = 0  # bytes that may be written before the size of the folder is looked at
         atexit.register(self.sync)
 
@@ -195,7 +210,7 @@ class DiskStore:
         self._end += -self._end % _ALIGNMENT
         checksum = 0
         for part in parts:
-            checksum = zlib.crc32(part, checksum)
+            checksum = crc32(part, checksum)
         os.lseek(descriptor, self._end, os.SEEK_SET)
         for part in [_HEAD.pack(_RECORD_MAGIC, key, len(text), len(buffers), checksum), *parts]:
             _write_all(descriptor, part)
@@ -254,6 +269,9 @@ class DiskStore:
             finally:
                 os.close(descriptor)
         return freed
+
+    def _opened_file(self, name: str, flags: int) -> int:
+        return os.open(self._folder / name, flags | os.O_CLOEXEC, 0o666)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08d}.data"
@@ -343,7 +361,7 @@ def _is_whole(view: memoryview) -> bool:
     if len(view) < _HEAD.size:
         return False
     checksum: int = _HEAD.unpack_from(view)[-1]
-    return zlib.crc32(view[_HEAD.size :]) == checksum
+    return crc32(view[_HEAD.size :]) == checksum
 
 
 @functools.cache

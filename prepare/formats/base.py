@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import abc
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
+from gristmill.core.checksums import crc32
 from gristmill.core.state import shown
 
 _PIECE_BYTES = 1 << 18  # of a file, so that its checksum is computed in the processor's cache
@@ -113,7 +113,7 @@ def crc32_of(path: Path) -> str:
     piece = memoryview(bytearray(_PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(piece):
-            checksum = zlib.crc32(piece[:size], checksum)
+            checksum = crc32(piece[:size], checksum)
     return as_checksum(checksum)
 
 
@@ -121,7 +121,7 @@ def as_checksum(checksum: int) -> str:
     """Returns a checksum as a manifest has it.
 
     Example:
-        >>> as_checksum(zlib.crc32(b"abc"))
+        >>> as_checksum(crc32(b"abc"))
         'crc32:352441c2'
     """
     return f"crc32:{checksum:08x}"

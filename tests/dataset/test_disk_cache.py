@@ -2,11 +2,15 @@
 are killed.
 """
 
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -276,6 +280,60 @@ def test_what_a_stopped_machine_may_have_lost_is_checked(tmp_path):
     path.write_bytes(content)
     ds, calls = counted()
     assert are_equal(list(ds.cache(tmp_path)), list(counted()[0])) and calls == [7]
+
+
+@contextlib.contextmanager
+def read_only(top):
+    """Takes away the right to write in a folder, from root by being another user."""
+    paths, is_root = [top, *top.rglob("*")], os.geteuid() == 0
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        for path in paths:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.mark.parametrize(
+    ("is_stream", "num_taken", "num_kept"),
+    [
+        pytest.param(False, 30, 30, id="half of a map dataset"),
+        pytest.param(False, None, 60, id="all of a map dataset"),
+        pytest.param(True, 30, 28, id="half of a stream"),  # in whole blocks
+        pytest.param(True, None, 60, id="all of a stream"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_to_is_read(
+    caplog, monkeypatch, is_stream, num_taken, num_kept
+):
+    monkeypatch.setattr(disk_cache_stream, "_MAX_ELEMENTS", 4)
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+    def cached(factor=1):
+        ds, calls = counted(factor)
+        ds = ds.to_iter_dataset(options).cache(path) if is_stream else ds.cache(path)
+        return (ds if is_stream else ds.to_iter_dataset(options)), calls
+
+    with tempfile.TemporaryDirectory() as top:
+        path = Path(top, "kept")
+        list(itertools.islice(cached()[0], num_taken))
+        forget()
+        before = {file: file.stat().st_size for file in path.rglob("*")}
+        caplog.clear()
+        with read_only(Path(top)):
+            ds, calls = cached()
+            for num_epochs in (1, 2):
+                assert are_equal(list(ds), list(counted()[0]))
+                assert len(calls) == num_epochs * (60 - num_kept)
+            assert caplog.text.count("cannot be written to") == 1
+            text = f"path must be a folder that can be written to, got {path}"
+            assert_raises(PermissionError, text, list, cached(2)[0])  # which is not there
+        assert {file: file.stat().st_size for file in path.rglob("*")} == before
 
 
 PROGRAM = """

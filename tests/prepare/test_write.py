@@ -1,6 +1,7 @@
 """Files are the same for all numbers of workers and hosts; reading gives what was written."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -71,6 +72,24 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path, make):
         ).keys()
     assert len(report.files) > 1
     assert are_equal(list(grain.read(tmp_path / "2")), expected)
+
+
+def test_elements_are_computed_by_threads_from_where_they_are_slow(tmp_path):
+    threads, written_by = {}, threading.get_ident()
+
+    def work(i):
+        threads[i] = threading.get_ident()
+        return {"id": i, "sum": sum(range(5_000)) if 200 <= i < 500 else 0}
+
+    ds = grain.MapDataset.range(700).map(work)
+    arguments = {"format": "jsonl", "records_per_file": 350}
+    grain.write(ds, tmp_path / "whole", **arguments)
+    assert [threads[i] == written_by for i in (0, 1, 350, 351)] == [True] * 4  # which are timed
+    assert written_by not in [threads[i] for i in (*range(270, 350), *range(352, 500))]
+    for workers in (1, 2):
+        grain.write(ds, tmp_path / str(workers), workers=workers, **arguments)
+        assert contents(tmp_path / str(workers)) == contents(tmp_path / "whole")
+    assert are_equal(list(grain.read(tmp_path / "whole")), list(ds))
 
 
 @pytest.mark.parametrize("make", [sparse, packed], ids=["ranges", "stream"])
