@@ -32,7 +32,7 @@ fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("obstore")
 
 from fixed_rows import FixedRows  # noqa: E402
-from servers import HttpServer, s3_bucket  # noqa: E402
+from servers import HttpServer, retry_quickly, s3_bucket  # noqa: E402
 
 MB = 1 << 20
 PROGRAMS = Path(__file__).parent
@@ -165,7 +165,8 @@ def test_what_was_used_least_recently_goes_first(server, tmp_path):
     assert {"003", "005", "006", "007", "008"} <= left and len(left) < 9 and taken(tmp_path) <= MB
 
 
-def test_a_changed_file_is_another_one(tmp_path):
+def test_a_changed_file_is_another_one(tmp_path, monkeypatch):
+    retry_quickly(monkeypatch)
     (tmp_path / "served").mkdir()
     path, folder = tmp_path / "served/rows.bin", tmp_path / "kept"
     path.write_bytes(bytes(3 * MB))
