@@ -59,6 +59,16 @@ PARQUET = [
     ({"columns": ["id.x"]}, ValueError, r"columns: .*a\.parquet has no 'id\.x'"),
     ({"max_bytes": -1}, ValueError, "max_bytes must be a non-negative integer, got -1"),
     ({"paths": "missing.parquet"}, FileNotFoundError, "missing"),
+    (
+        {"paths": [], "filesystem": "file:///"},
+        ValueError,
+        "paths must not be empty: it has to name",
+    ),
+    (
+        {"paths": 3, "filesystem": "file:///"},
+        TypeError,
+        "paths must be a path or a sequence of pat",
+    ),
 ]
 BAG = [
     *PATHS,
