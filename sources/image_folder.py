@@ -152,9 +152,8 @@ class ImageFolderSource(PerProcess):
 
     def close(self) -> None:
         """Closes an archive. The next read opens it again."""
-        file = vars(self).pop("_file", None)
-        if file is not None:
-            file.close()
+        if "_file" in vars(self):
+            self._file.close()
 
     def _start_closed(self) -> None:
         vars(self).pop("_file", None)
@@ -197,14 +196,17 @@ class ImageFolderSource(PerProcess):
 
 
 class _ZipReader:
-    """A zip archive that several threads may read at the same time, also without the GIL."""
+    """A zip archive that threads may read, and close, at the same time, also without the GIL."""
 
     def __init__(self, path: str) -> None:
-        self._file = zipfile.ZipFile(path)
+        self._path = path
+        self._file: zipfile.ZipFile | None = None
         self._lock = Lock()  # held to open and close members, which zipfile counts without one
 
     def read(self, name: str) -> bytes:
         with self._lock:
+            if self._file is None:
+                self._file = zipfile.ZipFile(self._path)
             member = self._file.open(name)
         try:
             return member.read()
@@ -213,7 +215,11 @@ class _ZipReader:
                 member.close()
 
     def close(self) -> None:
-        self._file.close()
+        """Close the archive, once members that are open have been read; the next read opens it."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
 
 
 def _in_folder(top: Path) -> tuple[list[str], list[str]]:

@@ -1,12 +1,13 @@
 """Mutation testing: small changes of the library's code, one at a time, and the tests that fail.
 
     python tests/mutants.py map tests.json [tests ...]            which tests run which lines, and
-    how long they take python tests/mutants.py try tests.json --count 300 --seed 0   the mutants
+                                                                  how long they take
+    python tests/mutants.py try tests.json --count 300 --seed 0   the mutants
 
 The map takes twice as long as the tests and needs ``coverage``. Each mutant is made in a copy of
 the tree; the quickest tests that run its line are tried, until one fails (and does not without the
 mutant), of lines that run in worker processes alone tests of the module's name, of workers and of
-loaders. What survives is printed. ``--seed`` decides what is chosen.
+loaders. What survives is printed. ``--seed`` decides what is chosen, ``--packages`` from where.
 """
 
 from __future__ import annotations
@@ -140,10 +141,10 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
                 yield from visit(statement)
 
 
-def chosen(count: int, seed: int) -> list[Mutant]:
+def chosen(packages: list[str], count: int, seed: int) -> list[Mutant]:
     """``count`` mutants of different lines, each line as likely as another."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
-    for package in PACKAGES:
+    for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             for mutant in dict.fromkeys(mutants_of(path)):
                 by_line.setdefault((mutant.file, mutant.line), []).append(mutant)
@@ -154,13 +155,13 @@ def chosen(count: int, seed: int) -> list[Mutant]:
 class Map:
     """A plugin of pytest that notes for every test which lines it runs and how long it takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, packages: list[str]) -> None:
         import coverage
 
         self.seconds: dict[str, float] = {}
         # Under the names by which the editable install finds the files.
         self._coverage = coverage.Coverage(
-            data_file=None, source=[str(ROOT / package) for package in PACKAGES]
+            data_file=None, source=[str(ROOT / package) for package in packages]
         )
         self._coverage.start()
         self._tracer = sys.gettrace()
@@ -317,8 +318,8 @@ class _Report:
         self._path.write_text(nodeid)
 
 
-def make_map(path: Path, options: list[str]) -> None:
-    plugin = Map()
+def make_map(path: Path, packages: list[str], options: list[str]) -> None:
+    plugin = Map(packages)
     pytest.main(
         ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--timeout=600", *options],
         plugins=[plugin],
@@ -384,17 +385,19 @@ def main() -> None:
     parser.add_argument(
         "tests", type=Path, nargs="+", help="the file of the map, and for it what to run"
     )
+    parser.add_argument("--packages", nargs="+", default=PACKAGES)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     options, others = parser.parse_known_args()
     if options.command == "map":
-        make_map(options.tests[0], [*others, *map(str, options.tests[1:])])
+        tests = [*others, *map(str, options.tests[1:])]
+        make_map(options.tests[0], options.packages, tests)
     else:
         try_mutants(
             json.loads(options.tests[0].read_text()),
-            chosen(options.count, options.seed),
+            chosen(options.packages, options.count, options.seed),
             options.out,
             options.jobs,
         )

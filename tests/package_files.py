@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 from functools import cache
 from pathlib import Path
@@ -21,3 +22,9 @@ def modules() -> dict[str, Path]:
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             found[".".join([package, *parts]).removesuffix(".__init__")] = path
     return found
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of the syntax tree of a file."""
+    return [*ast.walk(ast.parse(path.read_text()))]

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 
-from package_files import ROOT, modules
+from package_files import ROOT, modules, nodes
 
 METHODS = "gristmill.dataset.methods"  # the one file that may know all stages
 _MAX_CIRCLE = 3  # files
@@ -24,21 +24,22 @@ _MAX_FUNCTION = 60
 _SHARED_NAMES = {"MapDataset", "IterDataset", "DataLoader", "Record"}
 
 
+def parsed(name: str) -> list[ast.AST]:
+    """All nodes of the syntax tree of a module."""
+    return nodes(modules()[name])
+
+
 @cache
-def parsed(name: str) -> ast.Module:
-    return ast.parse(modules()[name].read_text())
-
-
 def imported(name: str) -> set[str]:
     """The modules that one imports, in functions too, but for type checkers."""
     for_checkers = {
         id(inner)
-        for node in ast.walk(parsed(name))
+        for node in parsed(name)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
     found = set()
-    for node in ast.walk(parsed(name)):
+    for node in parsed(name):
         if isinstance(node, ast.ImportFrom) and id(node) not in for_checkers:
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
         elif isinstance(node, ast.Import) and id(node) not in for_checkers:
@@ -74,38 +75,25 @@ def test_imports_make_no_circles():
 
 
 def test_datasets_know_nothing_of_diagnostics():
-    for name, path in modules().items():
+    for name in modules():
         if name.startswith("gristmill.dataset"):
-            assert "gristmill.diagnostics" not in "".join(
-                [
-                    ast.unparse(node)
-                    for node in ast.walk(parsed(name))
-                    if isinstance(node, ast.ImportFrom | ast.Call)
-                ]
-            ), path
+            uses = [node for node in parsed(name) if isinstance(node, ast.ImportFrom | ast.Call)]
+            assert "gristmill.diagnostics" not in "".join(map(ast.unparse, uses)), name
 
 
 def test_few_looks_into_other_objects():
     num_lines, reaches = 0, []
     for name in modules():
         source = modules()[name].read_text().splitlines()
-        lines = {
-            i
-            for i, line in enumerate(source, 1)
-            if line.strip() and not line.strip().startswith("#")
-        }
-        for node in ast.walk(parsed(name)):
+        lines = {i for i, line in enumerate(source, 1) if re.match(r"\s*[^#\s]", line)}
+        for node in parsed(name):
             if (
                 isinstance(node, ast.Expr)
                 and isinstance(node.value, ast.Constant)
                 and isinstance(node.value.value, str)
             ):
                 lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
-            is_private = (
-                isinstance(node, ast.Attribute)
-                and node.attr.startswith("_")
-                and not node.attr.startswith("__")
-            )
+            is_private = isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr)
             if is_private and ast.unparse(node.value) not in ("self", "cls", "super()"):
                 reaches.append(f"{name}:{node.lineno} {ast.unparse(node)}")
         num_lines += len(lines)
@@ -115,7 +103,7 @@ def test_few_looks_into_other_objects():
 def test_a_class_name_is_defined_once():
     owners = defaultdict(list)
     for name in modules():
-        for node in ast.walk(parsed(name)):
+        for node in parsed(name):
             if isinstance(node, ast.ClassDef):
                 owners[node.name].append(f"{name}:{node.lineno}")
     doubles = {name: places for name, places in owners.items() if len(places) > 1}
@@ -140,7 +128,7 @@ def test_nothing_is_too_long_to_read():
         ast.AsyncFunctionDef: _MAX_FUNCTION,
     }
     for name in modules():
-        for node in ast.walk(parsed(name)):
+        for node in parsed(name):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 num = (node.end_lineno or 0) - node.lineno + 1 - num_documented(node)
                 assert num <= limits[type(node)], f"{name}.{node.name} has {num} lines"
@@ -150,7 +138,7 @@ def test_finalizers_use_no_names_of_their_modules():
     """Such names may be gone at the end of the interpreter; arguments with defaults are not."""
     found, of_builtins = [], {*vars(builtins)}
     for name in modules():
-        for node in ast.walk(parsed(name)):
+        for node in parsed(name):
             if isinstance(node, ast.FunctionDef) and node.name == "__del__":
                 found.append(name)
                 own = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
@@ -165,9 +153,9 @@ def test_locks_are_those_that_interrupts_do_not_leave_held():
     kinds = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
     refused = {f"threading.{kind}" for kind in kinds}
     for name in modules().keys() - {"gristmill.core.locks"}:
-        for node in ast.walk(parsed(name)):
+        for node in parsed(name):
             found = set()
-            if isinstance(node, ast.Attribute):
+            if isinstance(node, ast.Attribute) and node.attr in kinds:
                 found = {ast.unparse(node)}
             elif isinstance(node, ast.ImportFrom):
                 found = {f"{node.module}.{alias.name}" for alias in node.names}

@@ -55,22 +55,14 @@ os.process_cpu_count = os.cpu_count
 """
 SYSTEMS = {
     # Sockets there have room for 8 kB; the C library of Linux is asked for as little.
-    "macOS": (
-        """
+    "macOS": """
 import types
 sys.platform = "darwin"
 sys.modules["_scproxy"] = types.SimpleNamespace(_get_proxies=dict, _get_proxy_settings=dict)
 import mmap, select, signal, socket
 signal.signal(signal.SIGIO, signal.SIG_IGN)  # the default there
-remove(
-    os,
-    "memfd_create",
-    "posix_fallocate",
-    "posix_fadvise",
-    "sched_getaffinity",
-    "sched_setaffinity",
-    "eventfd",
-)
+remove(os, "memfd_create", "posix_fallocate", "posix_fadvise", "sched_getaffinity",
+       "sched_setaffinity", "eventfd")
 remove(os, "pidfd_open", "waitid", "preadv")
 remove(mmap, "MADV_REMOVE")
 remove(select, "epoll")
@@ -82,63 +74,25 @@ def small_socketpair(*args, make=socket.socketpair):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     return pair
 socket.socketpair = small_socketpair
-"""
-    ),
+""",
     # The standard library is imported as it is, and then has the shared memory of Windows: no
     # descriptors, nothing to unlink.
-    "Windows": (
-        """
+    "Windows": """
 import asyncio, concurrent.futures.thread, faulthandler, logging, mmap, random, select, shutil
 import multiprocessing.resource_tracker, multiprocessing.shared_memory, signal, socket, ssl
 import subprocess, tempfile, weakref
 sys.platform = "win32"
-hidden |= {
-    "_posixshmem",
-    "_posixsubprocess",
-    "fcntl",
-    "grp",
-    "pwd",
-    "resource",
-    "termios",
-    "array_record",
-}
+hidden |= {"_posixshmem", "_posixsubprocess", "fcntl", "grp", "pwd", "resource", "termios",
+    "array_record"}
 for name in hidden:
     sys.modules.pop(name, None)
-remove(
-    os,
-    "fork",
-    "forkpty",
-    "getuid",
-    "geteuid",
-    "memfd_create",
-    "posix_fallocate",
-    "pread",
-    "pwrite",
-    "preadv",
-)
-remove(
-    os,
-    "register_at_fork",
-    "sched_getaffinity",
-    "setsid",
-    "killpg",
-    "sysconf",
-    "WNOHANG",
-    "pidfd_open",
-    "eventfd",
-)
+remove(os, "fork", "forkpty", "getuid", "geteuid", "memfd_create", "posix_fallocate", "pread",
+       "pwrite", "preadv")
+remove(os, "register_at_fork", "sched_getaffinity", "setsid", "killpg", "sysconf", "WNOHANG",
+       "pidfd_open", "eventfd")
 remove(mmap, "MADV_REMOVE", "MAP_PRIVATE", "PROT_READ", "PROT_WRITE")
-remove(
-    signal,
-    "SIGKILL",
-    "SIGUSR1",
-    "SIGUSR2",
-    "SIGHUP",
-    "SIGALRM",
-    "SIGCHLD",
-    "setitimer",
-    "pthread_sigmask",
-)
+remove(signal, "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGALRM", "SIGCHLD", "setitimer",
+       "pthread_sigmask")
 remove(select, "poll", "epoll")
 remove(socket, "AF_UNIX", "MSG_DONTWAIT", "MSG_NOSIGNAL", "send_fds", "recv_fds")
 remove(faulthandler, "register")
@@ -170,8 +124,7 @@ class SharedMemory:
         pass
 multiprocessing.shared_memory.SharedMemory = SharedMemory
 multiprocessing.shared_memory._USE_POSIX = False
-"""
-    ),
+""",
 }
 
 

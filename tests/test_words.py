@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from package_files import ROOT, modules
+from package_files import ROOT, modules, nodes
 
 _MAX_MARKERS = 0.5  # per 1000 words
 _MAX_COLUMNS = 100
@@ -58,7 +58,7 @@ def pages() -> list[Path]:
 def docstrings(path: Path) -> list[ast.Constant]:
     """The docstrings of a file, as nodes of its syntax tree."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if (
@@ -70,8 +70,13 @@ def docstrings(path: Path) -> list[ast.Constant]:
     return found
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def lines_of(path: Path) -> list[tuple[int, str]]:
     """The lines of docstrings and comments of a file with their numbers, without examples."""
+    return [*_lines_of(path)]
+
+
+def _lines_of(path: Path) -> Iterator[tuple[int, str]]:
     lines = path.read_text().splitlines()
     for node in docstrings(path):
         is_example = False  # up to the next empty line
@@ -160,7 +165,7 @@ def test_docstrings_of_functions_begin_with_a_verb():
     texts = {
         f"{path.relative_to(ROOT)}:{node.lineno}": ast.get_docstring(node)
         for path in modules().values()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef)
         and "property" not in " ".join(map(ast.unparse, node.decorator_list))
     }

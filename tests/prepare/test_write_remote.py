@@ -20,7 +20,7 @@ pytest.importorskip("obstore")
 pytest.importorskip("moto")
 sys.path.append(str(Path(__file__).parents[1] / "sources"))
 
-from servers import CutConnections, s3_bucket
+from servers import CutConnections, retry_quickly, s3_bucket
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,7 @@ def test_of_two_appends_at_once_one_is_refused(bucket, tmp_path, monkeypatch):
 
 
 def test_a_connection_that_is_lost_is_an_error_that_says_what_to_do(bucket, monkeypatch):
+    retry_quickly(monkeypatch)
     ds = grain.MapDataset.range(40).map(lambda i: bytes([i]) * 20_000)
     arguments = {"format": "tfrecord", "records_per_file": 10}
     lost = f"{bucket.url}/lost"
@@ -137,10 +138,5 @@ def test_files_in_work_are_counted_and_those_of_killed_processes_removed(
 
 
 def test_a_store_that_cannot_be_written_is_named(bucket):
-    assert_raises(
-        OSError,
-        "s3://no-bucket/x/manifest.json: .*credentials",
-        grain.write,
-        sparse(),
-        "s3://no-bucket/x",
-    )
+    message, folder = "s3://no-bucket/x/manifest.json: .*credentials", "s3://no-bucket/x"
+    assert_raises(OSError, message, grain.write, sparse(), folder)

@@ -9,50 +9,33 @@ import pyarrow.parquet as pq
 
 # Every type: the values of a group of three rows, some of them missing, and one of a group without.
 DAY, NOON = datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1, 12)
+TIME = datetime.time(1)
 TYPES = [
-    *(
-        (pa.int64(), [1, None, 3, 4]),
-        (pa.uint8(), [1, 2, 3, 4]),
-        (pa.float32(), [1, None, 3, 4]),
-        (pa.null(), [None] * 4),
-    ),
-    *(
-        (pa.bool_(), [True, None, False, True]),
-        (pa.string(), ["a", None, "", "d"]),
-        (pa.large_string(), ["a", None, "", "d"]),
-    ),
-    *(
-        (pa.binary(), [b"a", None, b"", b"d"]),
-        (pa.binary(1), [b"a", None, b"c", b"d"]),
-        (pa.duration("ms"), [1, None, 3, 4]),
-    ),
-    *(
-        (pa.timestamp("us", "Europe/Berlin"), [NOON, None, NOON, NOON]),
-        (pa.date32(), [DAY, None, DAY, DAY]),
-    ),
-    *(
-        (pa.time32("s"), [datetime.time(1), None, None, None]),
-        (pa.decimal128(4, 2), [Decimal("1.50"), None, None, None]),
-    ),
-    *(
-        (pa.list_(pa.int32()), [[1, None], None, [], [4]]),
-        (pa.list_(pa.string()), [["a"], None, [], ["d"]]),
-    ),
-    *(
-        (pa.list_(pa.float32(), 2), [[1, 2]] * 4),
-        (pa.struct([("a", pa.int64())]), [{"a": 1}, None, {"a": 3}, {"a": 4}]),
-    ),
+    (pa.int64(), [1, None, 3, 4]),
+    (pa.uint8(), [1, 2, 3, 4]),
+    (pa.float32(), [1, None, 3, 4]),
+    (pa.null(), [None] * 4),
+    (pa.bool_(), [True, None, False, True]),
+    (pa.string(), ["a", None, "", "d"]),
+    (pa.large_string(), ["a", None, "", "d"]),
+    (pa.binary(), [b"a", None, b"", b"d"]),
+    (pa.binary(1), [b"a", None, b"c", b"d"]),
+    (pa.duration("ms"), [1, None, 3, 4]),
+    (pa.timestamp("us", "Europe/Berlin"), [NOON, None, NOON, NOON]),
+    (pa.date32(), [DAY, None, DAY, DAY]),
+    (pa.time32("s"), [TIME, None, None, None]),
+    (pa.decimal128(4, 2), [Decimal("1.50"), None, None, None]),
+    (pa.list_(pa.int32()), [[1, None], None, [], [4]]),
+    (pa.list_(pa.string()), [["a"], None, [], ["d"]]),
+    (pa.list_(pa.float32(), 2), [[1, 2]] * 4),
+    (pa.struct([("a", pa.int64())]), [{"a": 1}, None, {"a": 3}, {"a": 4}]),
     (pa.struct([("a", pa.string())]), [{"a": "x"}, None, {"a": None}, {"a": "y"}]),
     (pa.map_(pa.string(), pa.int64()), [[("k", 1)], [("m", None)], [], [("l", 4)]]),
     (pa.map_(pa.string(), pa.string()), [[("k", "a")], None, [("m", None)], []]),
-    *(
-        (pa.dictionary(pa.int32(), pa.string()), ["b", None, "a", "d"]),
-        (pa.dictionary(pa.int32(), pa.int64()), [1, None, 3, 4]),
-    ),
-    *(
-        (pa.dictionary(pa.int32(), pa.string()), [None, None, None, "d"]),
-        (pa.decimal128(30, 2), [1, None, 3, 4]),
-    ),
+    (pa.dictionary(pa.int32(), pa.string()), ["b", None, "a", "d"]),
+    (pa.dictionary(pa.int32(), pa.int64()), [1, None, 3, 4]),
+    (pa.dictionary(pa.int32(), pa.string()), [None, None, None, "d"]),
+    (pa.decimal128(30, 2), [1, None, 3, 4]),
     (
         pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))]),
         [{"a": None, "b": ["x"]}, None, {"a": 1, "b": []}, {}],
@@ -127,3 +110,42 @@ def repeated_names():
             [column],
             r"column 'x' of .*x\.parquet has several fields 'f' in one struct, .* columns=",
         )
+
+
+def no_parquet(content):
+    """Contents of files that are no Parquet files, made of those of one."""
+    return [
+        b"",
+        b"PAR1",
+        b"some text, and nothing else",
+        content[: len(content) // 2],
+        content[:-1],
+        b"x" * 99 + content[-8:],
+    ]
+
+
+PLAIN = {"compression": "none", "use_dictionary": False}
+
+
+def with_damaged_group(path):
+    """Return a file of three row groups of 1000 numbers, of which the second is damaged."""
+    write(path, {"x": range(3000)}, row_group_size=1000, **PLAIN)
+    start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + 40] = bytes(40)
+    path.write_bytes(content)
+    return path
+
+
+def with_other_number(path):
+    """Return a file of 1000 numbers with checksums, in which 500 has become -500."""
+    write(path, {"x": range(1000)}, write_page_checksum=True, **PLAIN)
+    good, bad = [number.to_bytes(8, "little", signed=True) for number in (500, -500)]
+    path.write_bytes(path.read_bytes().replace(good, bad, 1))
+    return path
+
+
+def with_invalid_text(path):
+    write(path, {"x": ["some text", "more"], "y": ["a", "b"]}, **PLAIN)
+    path.write_bytes(path.read_bytes().replace(b"some", b"s\xffme"))
+    return path

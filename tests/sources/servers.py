@@ -3,6 +3,7 @@ speaks HTTP and has faults.
 """
 
 import contextlib
+import datetime
 import http.server
 import logging
 import os
@@ -21,21 +22,21 @@ RANGES = {
     "no size": lambda start, last, size: f"bytes {start}-{last}/*",
     "no range": None,
 }
-FAULTS = (
-    "cut",
-    "silent",
-    "short",
-    "long",
-    *RANGES,
-    "other tag",
-    "whole",
-    "403",
-    "404",
-    "412",
-    "429",
-    "500",
-    "503",
-)
+STATUSES = ("403", "404", "412", "429", "500", "503")
+FAULTS = ("cut", "silent", "short", "long", *RANGES, "other tag", "whole", *STATUSES)
+
+
+def retry_quickly(monkeypatch):
+    """Let clients try as often as ever, and wait little in between."""
+    from gristmill.sources.storage import remote
+
+    waits = {
+        "init_backoff": datetime.timedelta(milliseconds=5),
+        "max_backoff": datetime.timedelta(milliseconds=20),
+        "base": 2,
+    }
+    monkeypatch.setattr(remote, "_RETRY", {**remote._RETRY, "backoff": waits})
+    monkeypatch.setattr(remote, "_PAUSES", (0.005, 0.01, 0.02))
 
 
 class HttpServer:
@@ -50,12 +51,8 @@ class HttpServer:
     """
 
     def __init__(self, folder, delay_seconds=0.0, faults=None, tags=True):
-        self.folder, self.delay_seconds, self.faults, self.tags = (
-            Path(folder),
-            delay_seconds,
-            faults,
-            tags,
-        )
+        self.folder, self.delay_seconds = Path(folder), delay_seconds
+        self.faults, self.tags = faults, tags
         self.requests = []  # method, path and range of each
         self.lock = threading.Lock()
         self.closing = threading.Event()

@@ -34,6 +34,9 @@ class SourceEntry:
         value: makes the number of a record of the record.
         needs: the packages that it needs.
         takes_negative: True if keys below 0 count from the end, as in a list.
+        from_urls: makes the source of the URLs of its files and a folder for indices; None if it
+            reads local files alone.
+        checks_files: True if it notices that a file has changed since it was made.
         length: the number of records.
     """
 
@@ -43,6 +46,8 @@ class SourceEntry:
     value: Callable[[Any], int] = int
     needs: tuple[str, ...] = ()
     takes_negative: bool = False
+    from_urls: Callable[[list[str], Path], Any] | None = None
+    checks_files: bool = True
     length: int = 10
 
 
@@ -187,6 +192,23 @@ def mds(folder: Path) -> Any:
     return sources.MDSSource(folder, decode_images=False)
 
 
+def mds_of_urls(urls: list[str], _: Path) -> Any:
+    return sources.MDSSource(urls[0].rpartition("/")[0], decode_images=False)
+
+
+def indexed(kind: Callable[..., Any]) -> Callable[[list[str], Path], Any]:
+    return lambda urls, indices: kind(urls, index_dir=indices)
+
+
+def parquet_of_urls(urls: list[str], _: Path) -> Any:
+    return sources.ParquetSource(urls)
+
+
+def tight_lines(folder: Path) -> Any:
+    """Return a source of lines that keeps one decompressed part at a time."""
+    return sources.JsonlSource(folder / "*.zst", max_bytes=0)
+
+
 def matching(kind: Callable[[Path], Any], pattern: str) -> Callable[[Path], Any]:
     return lambda folder: kind(folder / pattern)
 
@@ -198,22 +220,41 @@ PLAIN, GZ, ZSTD = (
     lines_writer(".gz", gzip.compress),
     lines_writer(".zst", zstd_compressed),
 )
+LINES, TARS = indexed(sources.JsonlSource), indexed(sources.TarSource)
 SOURCES = [
-    SourceEntry("array_record", array_records, write_array_records, needs=ARRAY_RECORD),
+    SourceEntry(
+        "array_record", array_records, write_array_records, needs=ARRAY_RECORD, checks_files=False
+    ),
     SourceEntry("bag", matching(sources.BagDataSource, "*"), bag_writer(".bag"), needs=("bagz",)),
     SourceEntry("bagz", matching(sources.BagDataSource, "*"), bag_writer(".bagz"), needs=("bagz",)),
-    SourceEntry("jsonl", matching(sources.JsonlSource, "*"), PLAIN, ROW),
-    SourceEntry("jsonl_gz", matching(sources.JsonlSource, "*"), GZ, ROW),
-    SourceEntry("jsonl_zst", matching(sources.JsonlSource, "*"), ZSTD, ROW, ("zstandard",)),
-    SourceEntry("parquet", matching(sources.ParquetSource, "*"), write_parquet, ROW, ("pyarrow",)),
-    SourceEntry("tar", matching(sources.TarSource, "*"), write_tars, of_name("cls")),
+    SourceEntry("jsonl", matching(sources.JsonlSource, "*"), PLAIN, ROW, from_urls=LINES),
+    SourceEntry("jsonl_gz", matching(sources.JsonlSource, "*"), GZ, ROW, from_urls=LINES),
+    SourceEntry("jsonl_zst", tight_lines, ZSTD, ROW, ("zstandard",), from_urls=LINES),
+    SourceEntry(
+        "parquet",
+        matching(sources.ParquetSource, "*"),
+        write_parquet,
+        ROW,
+        ("pyarrow",),
+        from_urls=parquet_of_urls,
+    ),
+    SourceEntry(
+        "tar", matching(sources.TarSource, "*"), write_tars, of_name("cls"), from_urls=TARS
+    ),
     SourceEntry("tokens", tokens, write_tokens, first),
     SourceEntry("documents", documents, write_documents, first),
-    SourceEntry("mds", mds, mds_writer("plain"), ID, ("PIL",), length=5),
-    SourceEntry("mds_gz", mds, mds_writer("gz"), ID, ("PIL",), length=5),
-    SourceEntry("images", matching(sources.ImageFolderSource, "images"), write_images, IMAGE),
-    SourceEntry("images_zip", matching(sources.ImageFolderSource, "images.zip"), write_zip, IMAGE),
-    SourceEntry("images_tar", matching(sources.ImageFolderSource, "images.tar"), write_tar, IMAGE),
+    SourceEntry("mds", mds, mds_writer("plain"), ID, ("PIL",), from_urls=mds_of_urls, length=5),
+    SourceEntry("mds_gz", mds, mds_writer("gz"), ID, ("PIL",), from_urls=mds_of_urls, length=5),
+    *[
+        SourceEntry(
+            name, matching(sources.ImageFolderSource, file), write, IMAGE, (), False, None, False
+        )
+        for name, file, write in [
+            ("images", "images", write_images),
+            ("images_zip", "images.zip", write_zip),
+            ("images_tar", "images.tar", write_tar),
+        ]
+    ],
     SourceEntry("hugging_face", hugging_face, value=ROW, needs=("datasets",)),
     SourceEntry("range", lambda folder: sources.RangeDataSource(0, 10, 1)),
     SourceEntry("columns", lambda folder: ColumnsDataSource({"i": np.arange(10)}), value=ROW),

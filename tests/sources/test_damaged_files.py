@@ -116,51 +116,41 @@ class Format:
         return elements, errors
 
 
+PAGES = {"data_page_version": "2.0", "write_page_checksum": True, "write_page_index": True}
+DELTA = {"data_page_size": 64, "column_encoding": {"n": "DELTA_BINARY_PACKED"}}
+
+
 class Parquet(Format):
     error = ValueError
     OPTIONS = (
-        *({"store_schema": False}, {"compression": "none", "use_dictionary": False}),
-        {
-            "data_page_version": "2.0",
-            "write_page_checksum": True,
-            "write_page_index": True,
-            "compression": "zstd",
-        },
+        {"store_schema": False},
+        {"compression": "none", "use_dictionary": False},
+        PAGES | {"compression": "zstd"},
         {"write_statistics": False, "store_schema": False, "compression": "gzip"},
-        {
-            "use_dictionary": False,
-            "compression": "lz4",
-            "data_page_size": 64,
-            "column_encoding": {"n": "DELTA_BINARY_PACKED"},
-        },
+        DELTA | {"use_dictionary": False, "compression": "lz4"},
     )
 
     def write(self, folder):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema = {
+        kinds = {
             "n": pa.int64(),
             "must": pa.int32(),
             "text": pa.string(),
             "some": pa.list_(pa.int32()),
             "half": pa.float32(),
-        }
-        schema |= {
             "pair": pa.list_(pa.int16()),
             "both": pa.struct([("a", pa.int64()), ("b", pa.string())]),
             "odd": pa.bool_(),
         }
-        schema = pa.schema(
-            [pa.field(name, kind, nullable=name != "must") for name, kind in schema.items()]
-        )
+        schema = pa.schema([pa.field(name, kinds[name], name != "must") for name in kinds])
         rows = [
             {"n": None if i % 17 == 3 else i, "must": i, "text": f"text {i % 7}", "half": i / 2}
+            | {"some": [*range(i % 5)] if i % 11 else None, "pair": [i, i + 1]}
+            | {"both": {"a": i, "b": str(i)}, "odd": i % 2 > 0}
             for i in range(120)
         ]
-        for i, row in enumerate(rows):
-            row |= {"some": [*range(i % 5)] if i % 11 else None, "pair": [i, i + 1]}
-            row |= {"both": {"a": i, "b": str(i)}, "odd": i % 2 > 0}
         for options in self.OPTIONS:
             pq.write_table(
                 pa.Table.from_pylist(rows, schema), folder / "good", row_group_size=50, **options
@@ -168,11 +158,8 @@ class Parquet(Format):
             content = (folder / "good").read_bytes()
             end = len(content) - 8
             footer = (end - int.from_bytes(content[end : end + 4], "little"), end)
-            kwargs = (
-                {"page_checksum_verification": True}
-                if "write_page_checksum" in options
-                else {"memory_map": True}
-            )
+            checks = "write_page_checksum" in options
+            kwargs = {"page_checksum_verification": True} if checks else {"memory_map": True}
             for block_rows in (7, 100):  # several of them, or one, per row group
                 yield content, [footer, footer, footer, (end, end + 4)], (block_rows, kwargs)
 
@@ -220,9 +207,8 @@ class ParquetTable(Parquet):
             f"no error, {len(rows)} rows: pyarrow reads {len(plain)}"
         )
         with self.documented():
-            assert [*map(exact, source.__getitems__([*rows]) if rows else [])] == [
-                *rows.values()
-            ], "a block of other rows"
+            block = source.__getitems__([*rows]) if rows else []
+            assert [*map(exact, block)] == [*rows.values()], "a block of other rows"
 
 
 class TFRecord(Format):
@@ -243,20 +229,13 @@ class TFRecord(Format):
         headers = [(end - 4, min(end + 12, len(content))) for end in ends]
         for check_crc in (True, False):
             yield content, headers, (check_crc, None, None)
-            for compress, inflate, name in [
-                (gzip.compress, gzip.decompress, "gzip"),
-                (zlib.compress, zlib.decompress, "zlib"),
+            halves = gzip.compress(content[:2000]) + gzip.compress(content[2000:])
+            for compressed, inflate, name in [
+                (halves, gzip.decompress, "gzip"),
+                (zlib.compress(content), zlib.decompress, "zlib"),
             ]:
-                compressed = (
-                    compress(content[:2000]) + compress(content[2000:])
-                    if name == "gzip"
-                    else compress(content)
-                )
-                yield (
-                    compressed,
-                    [(0, 12), (len(compressed) - 8, len(compressed))],
-                    (check_crc, name, inflate),
-                )
+                places = [(0, 12), (len(compressed) - 8, len(compressed))]
+                yield compressed, places, (check_crc, name, inflate)
 
     def read(self, damaged, settings):
         check_crc, compression, inflate = settings
@@ -285,14 +264,9 @@ class TFRecord(Format):
             end = begin + 12 + length
             if end + 4 > len(content):
                 break
-            record, record_crc = (
-                content[begin + 12 : end],
-                int.from_bytes(content[end : end + 4], "little"),
-            )
-            if check_crc and [*masked_crc32c([content[begin : begin + 8], record])] != [
-                length_crc,
-                record_crc,
-            ]:
+            record = content[begin + 12 : end]
+            found = [length_crc, int.from_bytes(content[end : end + 4], "little")]
+            if check_crc and [*masked_crc32c([content[begin : begin + 8], record])] != found:
                 break
             records.append(record)
             begin = end + 4
@@ -308,12 +282,8 @@ class ArrayRecord(Format):
         logging.disable()  # that records come in groups
         array_record._POOLED_READ_SECONDS = 0
         self.records = some_records()
-        for options in (
-            "group_size:1",
-            "group_size:1,uncompressed",
-            "group_size:7",
-            "group_size:1,transpose:true",
-        ):
+        others = ("group_size:1,uncompressed", "group_size:7", "group_size:1,transpose:true")
+        for options in ("group_size:1", *others):
             writer = ArrayRecordWriter(str(folder / "good"), options)
             for record in self.records:
                 writer.write(record)
@@ -333,13 +303,16 @@ class ArrayRecord(Format):
             )
 
 
+FORMATS = {
+    "parquet": Parquet,
+    "parquet_table": ParquetTable,
+    "tfrecord": TFRecord,
+    "array_record": ArrayRecord,
+}
+
+
 def main(name, folder, first, last):
-    files = {
-        "parquet": Parquet,
-        "parquet_table": ParquetTable,
-        "tfrecord": TFRecord,
-        "array_record": ArrayRecord,
-    }[name](Path(folder))
+    files = FORMATS[name](Path(folder))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     for number in range(int(first), int(last)):
@@ -347,10 +320,8 @@ def main(name, folder, first, last):
         try:
             files.check(number)
         except Exception as error:
-            print(
-                f"wrong: damage {number}: {' '.join(f'{type(error).__name__}: {error}'.split())}",
-                flush=True,
-            )
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"wrong: damage {number}: {text}", flush=True)
 
 
 PACKAGES = {
@@ -377,11 +348,9 @@ def test_damages(name, first, last, tmp_path):
         assert numbers, done.stderr  # it did not come to the first file
         first = numbers[-1] + 1
         if done.returncode:
-            end = (
-                signal.Signals(-done.returncode).name
-                if done.returncode < 0
-                else f"exit code {done.returncode}"
-            )
+            killed = done.returncode < 0
+            code = done.returncode
+            end = signal.Signals(-code).name if killed else f"exit code {code}"
             wrong.append(f"wrong: damage {numbers[-1]}: ended by {end}: {done.stderr[-300:]}")
     assert "\n".join(wrong) == ""
 

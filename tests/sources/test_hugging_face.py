@@ -3,6 +3,7 @@ any thread and process.
 """
 
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -12,11 +13,9 @@ import numpy as np
 import pytest
 from refusing import assert_raises
 
-from gristmill import MapDataset, MultiprocessingOptions
 from gristmill.core.errors import KeyRangeError
 from gristmill.sources import HuggingFaceSource
 from gristmill.sources.reading import read_keys
-from gristmill.testing import assert_source_conforms
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 datasets = pytest.importorskip("datasets")
@@ -116,13 +115,6 @@ def test_rows_are_the_data_sets_own_in_every_format(chosen, folder):
             assert len(read_keys(source, [np.int32(key) for key in keys])) == size
 
 
-@pytest.mark.parametrize("chosen", ["none", "numpy", "arrow"])
-def test_it_conforms(chosen, folder):
-    assert_source_conforms(
-        HuggingFaceSource(FORMATS[chosen](datasets.load_from_disk(folder))), max_records=7
-    )
-
-
 def test_data_sets_without_rows():
     ds = datasets.Dataset.from_dict({"x": [1, 2, 3]})
     for empty in (HuggingFaceSource(ds.select([])), HuggingFaceSource(ds.remove_columns("x"))):
@@ -130,23 +122,12 @@ def test_data_sets_without_rows():
         assert_raises(KeyRangeError, r"must be in \[0, 0\)", lambda empty=empty: empty[0])
 
 
-def test_keys_out_of_range_are_refused(folder):
-    source = HuggingFaceSource(datasets.load_from_disk(folder))
-    for key in (-1, NUM_ROWS, np.int64(-NUM_ROWS), 2**70):
-        assert_raises(
-            KeyRangeError,
-            rf"must be in \[0, {NUM_ROWS}\), the number of records, got {key}",
-            lambda key=key: source[key],
-        )
-        assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, key, 1])
-    assert_raises(TypeError, None, lambda: source["x"])
-
-
 def test_the_text_identifies_the_data_in_every_run_and_folder(folder, tmp_path):
     text = repr(HuggingFaceSource(datasets.load_from_disk(folder)))
     datasets.load_from_disk(folder).save_to_disk(tmp_path / "copy")
     assert repr(HuggingFaceSource(datasets.load_from_disk(tmp_path / "copy"))) == text
     assert repr(HuggingFaceSource(in_memory())) == text
+    assert len(pickle.dumps(HuggingFaceSource(datasets.load_from_disk(folder)))) < 5000
     command = [sys.executable, Path(__file__).with_name("print_hugging_face.py"), folder]
     assert (
         subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == text
@@ -164,45 +145,19 @@ def test_the_text_identifies_the_data_in_every_run_and_folder(folder, tmp_path):
         seen.add(repr(HuggingFaceSource(other)))
 
 
-def test_copies_of_data_on_disk_carry_paths(folder):
-    import cloudpickle
-
-    ds = datasets.concatenate_datasets([datasets.load_from_disk(folder)] * 50)
-    source = HuggingFaceSource(ds.with_format("numpy", columns=["x", "ragged"]))
-    repr(source), source.__getitems__([1, 2])
-    small = HuggingFaceSource(datasets.load_from_disk(folder).with_format("numpy"))
-    assert len(cloudpickle.dumps(small)) < 5000
-    pipeline = (
-        MapDataset.source(source)
-        .shuffle(seed=1)
-        .map(lambda row: int(row["x"]) + len(row["ragged"]))
-        .to_iter_dataset()
-    )
-    assert list(pipeline.mp_prefetch(MultiprocessingOptions(num_workers=2))) == list(pipeline)
+NO_INDEX = "got IterableDataset: it has no random access: use HuggingFaceIterDataset"
+WRONG = [
+    (lambda ds: datasets.DatasetDict(test=ds), r"choose one of its splits.* dataset\['test'\]"),
+    (lambda ds: ds.to_iterable_dataset(), NO_INDEX),
+    (lambda ds: "imdb", r"got str: load it: datasets\.load_dataset"),
+    (lambda ds: [1, 2], "got list: other sources need no wrapper"),
+]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (
-            lambda ds: datasets.DatasetDict(test=ds),
-            r"got DatasetDict: choose one of its splits, such as dataset\['test'\]",
-        ),
-        (
-            lambda ds: ds.to_iterable_dataset(),
-            "got IterableDataset: it has no random access: use HuggingFaceIterDataset",
-        ),
-        (lambda ds: "imdb", r"got str: load it: datasets\.load_dataset"),
-        (lambda ds: [1, 2], "got list: other sources need no wrapper"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), WRONG)
 def test_what_is_no_data_set_is_refused_with_a_remedy(wrong, message):
-    assert_raises(
-        TypeError,
-        f"dataset must be a datasets.Dataset, {message}",
-        HuggingFaceSource,
-        wrong(in_memory()),
-    )
+    text = f"dataset must be a datasets.Dataset, .*{message}"
+    assert_raises(TypeError, text, HuggingFaceSource, wrong(in_memory()))
 
 
 def test_errors_of_the_library_and_of_transforms_come_through(folder, tmp_path):
@@ -211,10 +166,8 @@ def test_errors_of_the_library_and_of_transforms_come_through(folder, tmp_path):
 
     source = HuggingFaceSource(in_memory().with_transform(fail))
     assert_raises(ValueError, r"row \[3\] is bad", source.__getitems__, [3, 4])
-    import cloudpickle
-
     datasets.load_from_disk(folder).save_to_disk(tmp_path / "gone")
-    copied = cloudpickle.dumps(HuggingFaceSource(datasets.load_from_disk(tmp_path / "gone")))
+    copied = pickle.dumps(HuggingFaceSource(datasets.load_from_disk(tmp_path / "gone")))
     for file in (tmp_path / "gone").glob("*.arrow"):
         file.unlink()
-    assert_raises(FileNotFoundError, "gone", cloudpickle.loads, copied)
+    assert_raises(FileNotFoundError, "gone", pickle.loads, copied)

@@ -13,9 +13,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cloudpickle
@@ -24,11 +22,9 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
-from gristmill.core.errors import KeyRangeError
 from gristmill.sources import ChangedFileError, DamagedFileError, JsonlSource
 from gristmill.sources.storage import compressed, frames, lines, sidecar
 from gristmill.sources.storage.files import Files
-from gristmill.testing import assert_source_conforms
 
 zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
 MARK = "\N{BYTE ORDER MARK}".encode()
@@ -94,12 +90,7 @@ def with_zstd(rng, text):
             compressor = zstandard.ZstdCompressor(**options).compressobj()
             file += compressor.compress(part) + compressor.flush()
         if rng.random() < 0.3:
-            file += (
-                bytes([0x50 + rng.randrange(16)])
-                + b"\x2a\x4d\x18"
-                + (5).to_bytes(4, "little")
-                + b"other"
-            )
+            file += bytes([0x50 + rng.randrange(16)]) + b"\x2a\x4d\x18\5\0\0\0other"
     return file
 
 
@@ -136,11 +127,8 @@ def test_records_are_those_of_a_naive_reader(tmp_path, request, reads, compress)
         expected = [record for text in texts for record in naive(text)]
         source = JsonlSource(folder / "*", max_bytes=rng.choice([0, 100, 10**6]))
         assert len(source) == len(expected) and list(source) == expected
-        assert (
-            len(source.lengths) == len(expected)
-            and (source.lengths > 0).all()
-            and source.lengths.dtype == np.int64
-        )
+        assert len(source.lengths) == len(expected) and (source.lengths > 0).all()
+        assert source.lengths.dtype == np.int64
         assert repr(JsonlSource(folder / "*")) == repr(source)  # now that there are indices
         again = pickle.loads(cloudpickle.dumps(source))
         for _ in range(3):
@@ -157,65 +145,9 @@ def test_lengths_are_those_of_the_lines(tmp_path):
     source = JsonlSource([tmp_path / "a.jsonl", tmp_path / "b.gz"])
     assert list(source) == [1, "two", [3], {"a": 1}, 2, "end"]
     assert source.lengths.tolist() == [2, 11, 3, 9, 2, 6]
-
-
-@pytest.fixture
-def shards(tmp_path):
-    """Three files, the last two compressed."""
-    rng = random.Random(0)
-    for i, compress in enumerate([plain, gzipped, with_zstd]):
-        text = b"".join(
-            [
-                json.dumps({"id": 100 * i + j, "text": "é" * rng.randrange(50)}).encode() + b"\n"
-                for j in range(100)
-            ]
-        )
-        (tmp_path / f"shard-{i}.jsonl").write_bytes(compress(rng, text))
-    return str(tmp_path / "shard-{0..2}.jsonl")
-
-
-def test_conforms_in_threads_and_workers(shards):
-    source = JsonlSource(shards)
-    assert_source_conforms(source, max_records=40, in_worker=True)
-    assert len(cloudpickle.dumps(source)) < 3000
-    assert [source[np.int64(100)]["id"], source[True]["id"]] == [100, 1]
-    for key in (-1, 300, 10**20):
-        assert_raises(KeyRangeError, r"record key must be in \[0, 300\)", source.__getitem__, key)
-        assert_raises(
-            KeyRangeError, r"record key must be in \[0, 300\)", source.__getitems__, [1, key, 2]
-        )
-    with source:
-        assert source[250]["id"] == 250
-    assert source[250]["id"] == 250
-    ds = grain.MapDataset.source(source).shuffle(seed=1).map(lambda x: x["id"]).to_iter_dataset()
-    assert sorted(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))) == list(range(300))
-
-
-def test_sixteen_threads_share_a_source(shards):
-    source = JsonlSource(shards, max_bytes=500)
-    start = threading.Barrier(16)
-
-    def read(seed):
-        rng = random.Random(seed)
-        start.wait()
-        for _ in range(30):
-            keys = rng.choices(range(300), k=8)
-            if seed == 0:
-                source.close()
-            assert [record["id"] for record in source.__getitems__(keys)] == keys
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(read, range(16)))
-
-
-def test_repr_identifies_the_data_in_any_folder(shards, tmp_path):
-    text = repr(JsonlSource(shards))
-    assert text.startswith("JsonlSource(3 files, ")
-    for i in range(3):
-        (tmp_path / "elsewhere").mkdir(exist_ok=True)
-        shutil.copy(tmp_path / f"shard-{i}.jsonl", tmp_path / "elsewhere")
-    assert repr(JsonlSource(tmp_path / "elsewhere" / "shard-?.jsonl")) == text
-    assert repr(JsonlSource(shards, parse=len)) == text[:-1] + ", parse=len)"
+    (tmp_path / "empty").write_bytes(b"")
+    assert JsonlSource(tmp_path / "empty").lengths.tolist() == []
+    assert len(JsonlSource([tmp_path / "a.jsonl"] * 2)) == 6
 
 
 def test_parse_gets_lines_without_ends_and_errors_name_them(tmp_path):
@@ -223,6 +155,7 @@ def test_parse_gets_lines_without_ends_and_errors_name_them(tmp_path):
     path.write_bytes(b" 1 \r\n\n{x}\n3")
     source = JsonlSource(path, parse=bytes)
     assert list(source) == source.__getitems__(range(3)) == [b" 1 ", b"{x}", b"3"]
+    assert repr(source) == repr(JsonlSource(path))[:-1] + ", parse=bytes)"
     with pytest.raises(ZeroDivisionError) as raised:
         JsonlSource(path, parse=lambda line: 1 // (len(line) - 1))[2]
     assert raised.value.__notes__ == [f"in record 2 of {path}, from byte 10 on"]
@@ -301,9 +234,8 @@ def test_a_line_null_is_an_error_that_says_what_to_do(tmp_path):
         match = rf"{path} has null in record 1, from byte 2 on: None means .* parse .* tolerate\(\)"
         assert_raises(DamagedFileError, match, source.__getitem__, 1)
         assert_raises(DamagedFileError, match, source.__getitems__, [0, 1, 3])
-        assert_raises(
-            DamagedFileError, "null in record 1", list, grain.MapDataset.source(source).batch(2)
-        )
+        batches = grain.MapDataset.source(source).batch(2)
+        assert_raises(DamagedFileError, "null in record 1", list, batches)
     assert JsonlSource(path, parse=bytes)[3] == b"null"
     assert JsonlSource(path, parse=lambda line: json.loads(line) or 0)[3] == 0
     # a hole, by a function of the user
@@ -311,28 +243,21 @@ def test_a_line_null_is_an_error_that_says_what_to_do(tmp_path):
 
 
 LINES = b'{"a": 1}\n{"b": "\xc3\xa9"}\n[1, 2]\n'
+END = len(LINES)
+BAD_PART = gzip.compress(LINES) + gzip.compress(b"3\n{oops}\n")
+PART = "from byte 2 on of the text of the part that begins at byte "
+RECORD_3 = f"record 3 of the file, from byte {END} on"
+# The content, the key of the damaged record, and the text of the error.
 DAMAGE = {
-    "no JSON": (
-        LINES + b"{oops}\n",
-        3,
-        rf"at byte {len(LINES) + 1}: record 3 of the file, from byte {len(LINES)} on",
-    ),
-    "cut off": (LINES + b'{"a": 1', 3, rf"at byte {len(LINES) + 7}: record 3"),
-    "two values": (LINES + b"{} {}\n", 3, rf"at byte {len(LINES) + 3}: .*Extra data"),
-    "Latin-1": (LINES + b'"caf\xe9"\n', 3, rf"at byte {len(LINES) + 4}: .*utf-8"),
-    "zeros at the end": (LINES * 200 + bytes(5000), 600, rf"at byte {200 * len(LINES)}: "),
-    "too deep": (LINES + b"[" * 10**6, 3, rf"at byte {len(LINES)}: .*(recursion|Stack overflow)"),
-    "behind a mark": (
-        LINES + MARK + b"{oops}\n",
-        3,
-        rf"at byte {len(LINES) + 4}: record 3 of the file, from byte {len(LINES)} on",
-    ),
-    "a mark within": (LINES + b"1" + MARK + b"\n", 3, rf"at byte {len(LINES) + 1}: .*Extra data"),
-    "in a part": (
-        gzip.compress(LINES) + gzip.compress(b"3\n{oops}\n"),
-        4,
-        r"from byte 2 on of the text of the part that begins at byte ",
-    ),
+    "no JSON": (LINES + b"{oops}\n", 3, f"at byte {END + 1}: {RECORD_3}"),
+    "cut off": (LINES + b'{"a": 1', 3, f"at byte {END + 7}: record 3"),
+    "two values": (LINES + b"{} {}\n", 3, f"at byte {END + 3}: .*Extra data"),
+    "Latin-1": (LINES + b'"caf\xe9"\n', 3, f"at byte {END + 4}: .*utf-8"),
+    "zeros at the end": (LINES * 200 + bytes(5000), 600, f"at byte {200 * END}: "),
+    "too deep": (LINES + b"[" * 10**6, 3, f"at byte {END}: .*(recursion|Stack overflow)"),
+    "behind a mark": (LINES + MARK + b"{oops}\n", 3, f"at byte {END + 4}: {RECORD_3}"),
+    "a mark within": (LINES + b"1" + MARK + b"\n", 3, f"at byte {END + 1}: .*Extra data"),
+    "in a part": (BAD_PART, 4, PART),
 }
 
 
@@ -351,111 +276,50 @@ def test_a_damaged_line_is_an_error_that_says_where(tmp_path, name):
 
 
 ZSTD = zstandard.ZstdCompressor(write_checksum=True).compress(LINES)
+GZIP = gzip.compress(LINES)
 TAR = tarfile.TarInfo("a.txt").tobuf(tarfile.GNU_FORMAT) + b"text\n" * 100
 NPY = io.BytesIO()
 np.save(NPY, np.zeros(1000))
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08"
+ZERO = "there is a zero byte"
+IDEOGRAMS = "漢字".encode("utf-16")
+
+
+def encoded(encoding):
+    return LINES.decode().encode(encoding)
+
+
 FOREIGN = {
-    "UTF-16 LE": (
-        LINES.decode().encode("utf-16-le"),
-        DamagedFileError,
-        "at byte 1: there is a zero byte.*write UTF-16",
-    ),
-    "UTF-16 BE": (
-        LINES.decode().encode("utf-16-be"),
-        DamagedFileError,
-        "at byte 0: there is a zero byte.*write UTF-16",
-    ),
-    "UTF-32": (
-        LINES.decode().encode("utf-32"),
-        DamagedFileError,
-        "at byte 2: there is a zero byte.*write UTF-16",
-    ),
-    "UTF-32 LE": (
-        LINES.decode().encode("utf-32-le"),
-        DamagedFileError,
-        "at byte 1: there is a zero byte",
-    ),
-    "UTF-32 BE": (
-        LINES.decode().encode("utf-32-be"),
-        DamagedFileError,
-        "at byte 0: there is a zero byte",
-    ),
-    "UTF-16 without zeros": (
-        "漢字".encode("utf-16"),
-        DamagedFileError,
-        "at byte 0: it begins with b'.xff.xfe', so it is not",
-    ),
-    "tar": (
-        TAR,
-        DamagedFileError,
-        "at byte 5: there is a zero byte.*Leave out files of other formats",
-    ),
-    "npy": (NPY.getvalue(), DamagedFileError, "at byte 7: there is a zero byte"),
-    "png": (
-        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08",
-        DamagedFileError,
-        "at byte 8: there is a zero byte",
-    ),
-    "random bytes": (random.Random(0).randbytes(9999), DamagedFileError, "there is a zero byte"),
-    "UTF-16": (
-        LINES.decode().encode("utf-16"),
-        DamagedFileError,
-        "at byte 3: there is a zero byte",
-    ),
-    "binary in gzip": (
-        gzip.compress(b"\x7fELF\0"),
-        DamagedFileError,
-        "at byte 4: there is a zero byte",
-    ),
-    "bzip2": (b"BZh9" + bytes(9), ValueError, "is a bzip2 file"),
-    "gzip cut off": (gzip.compress(LINES) * 2, None, None),
-    "gzip cut": (
-        (gzip.compress(LINES) * 2)[:-9],
-        DamagedFileError,
-        f"at byte {len(gzip.compress(LINES))}: the gzip member .* cut off",
-    ),
-    "gzip bits": (
-        gzip.compress(LINES)[:-8] + bytes(8),
-        DamagedFileError,
-        "at byte 0: the gzip member .* cannot be decoded",
-    ),
-    "gzip and more": (
-        gzip.compress(LINES) + b"hello",
-        DamagedFileError,
-        "a gzip member is followed by other data",
-    ),
-    "zstd cut": (
-        ZSTD * 2 + ZSTD[:-1],
-        DamagedFileError,
-        f"at byte {2 * len(ZSTD)}: the zstd frame .* cut off",
-    ),
-    "zstd head": (ZSTD[:5], DamagedFileError, "at byte 0: the zstd frame .* cut off"),
-    "zstd bits": (
-        ZSTD[:-1] + bytes([ZSTD[-1] ^ 1]),
-        DamagedFileError,
-        "at byte 0: the zstd frame .* cannot be decoded",
-    ),
-    "zstd and more": (
-        ZSTD + b"hello",
-        DamagedFileError,
-        f"at byte {len(ZSTD)}: a zstd frame should begin here",
-    ),
-    "zstd skippable cut": (
-        ZSTD + b"\x50\x2a\x4d\x18\xff\0\0\0abc",
-        DamagedFileError,
-        f"at byte {len(ZSTD)}: the skippable zstd frame",
-    ),
+    "UTF-16 LE": (encoded("utf-16-le"), f"at byte 1: {ZERO}.*write UTF-16"),
+    "UTF-16 BE": (encoded("utf-16-be"), f"at byte 0: {ZERO}.*write UTF-16"),
+    "UTF-32": (encoded("utf-32"), f"at byte 2: {ZERO}.*write UTF-16"),
+    "UTF-32 LE": (encoded("utf-32-le"), f"at byte 1: {ZERO}"),
+    "UTF-32 BE": (encoded("utf-32-be"), f"at byte 0: {ZERO}"),
+    "UTF-16": (encoded("utf-16"), f"at byte 3: {ZERO}"),
+    "UTF-16 without zeros": (IDEOGRAMS, "at byte 0: it begins with b'.xff.xfe', so it is not"),
+    "tar": (TAR, f"at byte 5: {ZERO}.*Leave out files of other formats"),
+    "npy": (NPY.getvalue(), f"at byte 7: {ZERO}"),
+    "png": (PNG, f"at byte 8: {ZERO}"),
+    "random bytes": (random.Random(0).randbytes(9999), ZERO),
+    "binary in gzip": (gzip.compress(b"\x7fELF\0"), f"at byte 4: {ZERO}"),
+    "bzip2": (b"BZh9" + bytes(9), "is a bzip2 file"),
+    "gzip cut": ((GZIP * 2)[:-9], f"at byte {len(GZIP)}: the gzip member .* cut off"),
+    "gzip bits": (GZIP[:-8] + bytes(8), "at byte 0: the gzip member .* cannot be decoded"),
+    "gzip and more": (GZIP + b"hello", "a gzip member is followed by other data"),
+    "zstd cut": (ZSTD * 2 + ZSTD[:-1], f"at byte {2 * len(ZSTD)}: the zstd frame .* cut off"),
+    "zstd head": (ZSTD[:5], "at byte 0: the zstd frame .* cut off"),
+    "zstd bits": (ZSTD[:-1] + bytes([ZSTD[-1] ^ 1]), "the zstd frame .* cannot be decoded"),
+    "zstd and more": (ZSTD + b"hello", f"at byte {len(ZSTD)}: a zstd frame should begin here"),
+    "zstd skippable cut": (ZSTD + b"\x50\x2a\x4d\x18\xff\0\0\0abc", "the skippable zstd frame"),
 }
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_foreign_and_damaged_files_are_refused_at_once(tmp_path, name):
-    data, error, match = FOREIGN[name]
+    data, match = FOREIGN[name]
+    error = ValueError if name == "bzip2" else DamagedFileError
     path = tmp_path / "a.jsonl"
     path.write_bytes(data)
-    if error is None:
-        assert len(JsonlSource(path)) == 6
-        return
     with pytest.raises(error, match=match) as raised:
         JsonlSource(path)
     assert str(path) in str(raised.value)
@@ -477,12 +341,8 @@ def test_the_command_of_the_warning_makes_small_parts(tmp_path, command):
     source = JsonlSource(new)
     assert list(source) == records
     sidecar = Path(f"{new}.gmidx").read_bytes()
-    assert (
-        json.loads(sidecar[20 : 20 + int.from_bytes(sidecar[12:16], "little")])["arrays"]["frames"][
-            2
-        ]
-        == 2 * 3
-    )
+    header = json.loads(sidecar[20 : 20 + int.from_bytes(sidecar[12:16], "little")])
+    assert header["arrays"]["frames"][2] == 2 * 3
 
 
 def test_data_that_change_under_a_source_are_noticed(tmp_path):
@@ -490,28 +350,23 @@ def test_data_that_change_under_a_source_are_noticed(tmp_path):
     rng = random.Random(0)
     text = b"".join([json.dumps(rng.randbytes(10).hex()).encode() + b"\n" for _ in range(5000)])
     path.write_bytes(text)
-    copies = [pickle.loads(cloudpickle.dumps(JsonlSource(path))) for _ in range(5)]
+    copies = [pickle.loads(cloudpickle.dumps(JsonlSource(path))) for _ in range(4)]
     assert copies[0][2500]
     middle = len(text) // 2
+    key = middle // 23
     # of the same size, the same at both ends
     path.write_bytes(text[:middle] + b"\n" + text[middle + 1 :])
-    assert_raises(ChangedFileError, "was written to while it was read", copies[0].__getitem__, 1)
-    changed = [key for key in range(5000) if not _reads(copies[1], key)]
-    assert changed == [middle // 23]
-    assert_raises(
-        ChangedFileError, "its record .* is no line any more", copies[1].__getitem__, middle // 23
-    )
+    message = "was written to while it was read"
+    assert_raises(ChangedFileError, message, copies[0].__getitem__, 1)
+    assert [key for key in range(5000) if not _reads(copies[1], key)] == [key]
+    message = "its record .* is no line any more"
+    assert_raises(ChangedFileError, message, copies[1].__getitem__, key)
     path.write_bytes(text[: 23 * 2000 - 1] + b" " + text[23 * 2000 :])  # two lines become one
-    assert [key for key in range(5000) if not _reads(copies[4], key)] == [1999, 2000]
+    assert [key for key in range(5000) if not _reads(copies[3], key)] == [1999, 2000]
     path.write_bytes(b"x" + text[1:])
-    assert_raises(ChangedFileError, "its first 16384 bytes are others", copies[2].__getitem__, 1)
+    message = "its first 16384 bytes are others"
+    assert_raises(ChangedFileError, message, copies[2].__getitem__, 1)
     path.write_bytes(text + b"1\n")
-    assert_raises(
-        ChangedFileError,
-        f"it had {len(text)} bytes and has {len(text) + 2}",
-        copies[3].__getitem__,
-        1,
-    )
     assert len(JsonlSource(path)) == 5001  # the index is made again
 
 
@@ -559,19 +414,27 @@ def test_decompressed_text_is_kept_within_its_budget(tmp_path):
         assert source._frames._num_bytes == 20_003 * num_kept
 
 
-def test_an_index_with_wrong_numbers_is_noticed(tmp_path):
+# Whether the file is compressed, the place in the array of its index, and the number there.
+WRONG_PLACES = [
+    (False, -56, 2**63, 0, "is noted as from"),
+    (False, -56, 0, 0, "is noted as from"),
+    (False, -56, 10, 0, "is no line any more"),
+    (True, 16, 1000, 2, "names byte 999 of a part that has 28"),
+    (True, 16, 7 << 28, 2, "is noted as from"),
+    (True, 16, 5, 2, "is no line any more"),
+]
+
+
+@pytest.mark.parametrize(("is_compressed", "place", "number", "key", "match"), WRONG_PLACES)
+def test_an_index_with_wrong_places(tmp_path, is_compressed, place, number, key, match):
     path, index = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gmidx"
-    path.write_bytes(LINES)
+    path.write_bytes(GZIP * 2 if is_compressed else LINES)
     JsonlSource(path)
-    whole = index.read_bytes()
-    for number, match in [
-        (2**63, "is noted as from"),
-        (0, "is noted as from"),
-        (10, "is no line any more"),
-    ]:
-        index.write_bytes(whole[:-56] + number.to_bytes(8, "little") + whole[-48:])
-        source = JsonlSource(path)
-        assert_raises(DamagedFileError, match, source.__getitem__, 0)
+    whole = bytearray(index.read_bytes())
+    start = place % len(whole) if place < 0 else 20 + int.from_bytes(whole[12:16], "little") + place
+    whole[start : start + 8] = number.to_bytes(8, "little")
+    index.write_bytes(whole)
+    assert_raises(DamagedFileError, match, JsonlSource(path).__getitem__, key)
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -580,66 +443,20 @@ def test_an_index_of_fewer_records_is_noticed(tmp_path, compress):
     path, index = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gmidx"
     path.write_bytes(compress(LINES))
     files = Files([str(path)])
-    arrays = {
-        name: np.array(array) for name, array in lines.scan_lines(files, 0, lambda _: None).items()
-    }
+    scanned = lines.scan_lines(files, 0, lambda _: None)
+    arrays = {name: np.array(array) for name, array in scanned.items()}
     for kept, key, match in [
         ((1, 2, 3), 0, "its record 0 is no line any more"),
         ((0, 1, 2), 1, "record 1 is noted as from"),
     ]:
         index.unlink(missing_ok=True)
-        sidecar._write(
-            index,
-            "json lines",
-            sidecar._edges(files, 0),
-            {**arrays, "records": arrays["records"][[*kept]]},
-        )
+        fewer = {**arrays, "records": arrays["records"][[*kept]]}
+        sidecar._write(index, "json lines", sidecar._edges(files, 0), fewer)
         source = JsonlSource(path)
         assert len(source) == 2
         assert_raises(DamagedFileError, match, source.__getitem__, key)
-    assert_raises(
-        DamagedFileError,
-        rf"{index} .* do not follow one another .*Delete it",
-        lambda: source.lengths,
-    )
-
-
-def test_an_index_with_wrong_places_is_noticed(tmp_path):
-    path, index = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gmidx"
-    path.write_bytes(gzip.compress(LINES) * 2)
-    JsonlSource(path)
-    whole = index.read_bytes()
-    header = 20 + int.from_bytes(whole[12:16], "little")
-    for number, match in [
-        (1000, "names byte 999 of a part that has 28"),
-        (7 << 28, "is noted as from"),
-        (5, "is no line any more"),
-    ]:
-        index.write_bytes(
-            whole[: header + 16] + number.to_bytes(8, "little") + whole[header + 24 :]
-        )
-        source = JsonlSource(path)
-        assert_raises(DamagedFileError, match, source.__getitem__, 2)
-
-
-def test_arguments(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(LINES)
-    path = tmp_path / "a.jsonl"
-    assert_raises(TypeError, "parse must be a function", JsonlSource, path, parse="json")
-    assert_raises(
-        ValueError,
-        "max_bytes must be a non-negative integer, got -1",
-        JsonlSource,
-        path,
-        max_bytes=-1,
-    )
-    assert_raises(
-        FileNotFoundError, "patterns: there is no file", JsonlSource, tmp_path / "b*.jsonl"
-    )
-    assert JsonlSource([str(path), path]).paths == [str(path)] * 2
-    (tmp_path / "empty.jsonl").write_bytes(b"")
-    assert len(JsonlSource(tmp_path / "empty.jsonl")) == 0
-    assert JsonlSource(tmp_path / "empty.jsonl").lengths.tolist() == []
+    match = rf"{index} .* do not follow one another .*Delete it"
+    assert_raises(DamagedFileError, match, lambda: source.lengths)
 
 
 def test_bgzip_blocks_are_parts(tmp_path):
@@ -659,44 +476,27 @@ def test_bgzip_blocks_are_parts(tmp_path):
     assert list(JsonlSource(tmp_path / "a.jsonl.gz")) == naive(LINES)
 
 
-def test_files_of_a_server_need_an_index_or_a_folder_for_it(tmp_path):
-    """The index is made once; a block of records is few requests."""
-    pytest.importorskip(
-        "gristmill.sources.storage.remote", reason="files of servers are not read yet"
-    )
+def test_files_elsewhere_need_an_index_or_a_folder_for_it(tmp_path):
     pytest.importorskip("obstore", reason="obstore is not installed")
     from servers import HttpServer
 
     folder = tmp_path / "served"
     folder.mkdir()
-    rng = random.Random(0)
     for i, compress in enumerate([plain, gzipped]):
-        text = b"".join(
-            [json.dumps({"id": 200 * i + j, "text": "x" * 50}).encode() + b"\n" for j in range(200)]
-        )
-        (folder / f"{i}.jsonl").write_bytes(compress(rng, text))
+        numbers = range(200 * i, 200 * i + 200)
+        text = b"".join([b'{"id": %d, "text": "%b"}\n' % (i, b"x" * 50) for i in numbers])
+        (folder / f"{i}.jsonl").write_bytes(compress(random.Random(0), text))
     with HttpServer(folder) as server:
         urls = [f"{server.url}/{i}.jsonl" for i in range(2)]
-        assert_raises(
-            ValueError,
-            "index_dir must be given: .*0.jsonl has no index beside it",
-            JsonlSource,
-            urls,
-        )
-        source = JsonlSource([f"{url}?signature=1" for url in urls], index_dir=tmp_path / "indices")
-        names = sorted(path.name for path in (tmp_path / "indices").iterdir())
-        assert len(names) == 2
-        source = pickle.loads(cloudpickle.dumps(JsonlSource(urls, index_dir=tmp_path / "indices")))
-        assert [record["id"] for record in source] == list(range(400))
-        assert sorted(path.name for path in (tmp_path / "indices").iterdir()) == names
+        message = "index_dir must be given: .*0.jsonl has no index beside it"
+        assert_raises(ValueError, message, JsonlSource, urls)
+        JsonlSource(folder / "*.jsonl")  # makes indices that the server serves
+        source = JsonlSource(urls)
+        keys = list(range(399, -1, -1))
+        assert [record["id"] for record in source.__getitems__(keys)] == keys
         before = server.num_requests
         assert [record["id"] for record in source.__getitems__(range(64))] == list(range(64))
         assert server.num_requests - before <= 2
-        JsonlSource(folder / "*.jsonl")  # makes indices that the server serves
-        source = JsonlSource(urls)
-        assert [record["id"] for record in source.__getitems__(range(399, -1, -1))] == list(
-            range(399, -1, -1)
-        )
 
     import fsspec
 
@@ -704,7 +504,6 @@ def test_files_of_a_server_need_an_index_or_a_folder_for_it(tmp_path):
     for i in range(2):
         memory.pipe(f"/json-lines/{i}.jsonl", (folder / f"{i}.jsonl").read_bytes())
     source = JsonlSource("/json-lines/*.jsonl", index_dir=tmp_path / "more", filesystem=memory)
-    assert [record["id"] for record in source] == list(range(400)) and len(
-        [*(tmp_path / "more").iterdir()]
-    ) == 2
+    assert [record["id"] for record in source] == list(range(400))
+    assert len([*(tmp_path / "more").iterdir()]) == 2
     memory.rm("/json-lines", recursive=True)

@@ -52,33 +52,30 @@ def write_all(folder, letter):
     writer.close()
 
 
+PARQUET = grain.experimental.ParquetIterDataset
+RAW = {"dtype": np.uint16, "format": "raw", "window": 4}
+LOCAL, FILE = fs.LocalFileSystem(), fsspec.filesystem("file")
+IN_FOLDER = {"index_dir": "indices"}
+# The class, what is read, and options.
 MADE = {
-    "JsonlSource": lambda: sources.JsonlSource("a.jsonl"),
-    "JsonlSource of a pattern": lambda: sources.JsonlSource("**/*.jsonl"),
-    "JsonlSource with index_dir": lambda: sources.JsonlSource("./a.jsonl", index_dir="indices"),
-    "JsonlSource of compressed files": lambda: sources.JsonlSource(Path("a.jsonl.gz")),
-    "JsonlSource with a file system": lambda: sources.JsonlSource(
-        "a.jsonl", index_dir="indices", filesystem=fsspec.filesystem("file")
-    ),
-    "TarSource": lambda: sources.TarSource(["a.tar"]),
-    "TokenSource": lambda: sources.TokenSource("a.bin", dtype=np.uint16, format="raw", window=4),
-    "TokenSource of Megatron's": lambda: sources.TokenSource("m", format="megatron"),
-    "BagDataSource": lambda: sources.BagDataSource("a.bag"),
-    "ParquetSource": lambda: sources.ParquetSource("a.parquet"),
-    "ParquetSource with a file system": lambda: sources.ParquetSource(
-        "a.parquet", filesystem=fs.LocalFileSystem()
-    ),
-    "ArrayRecordDataSource": lambda: sources.ArrayRecordDataSource("a.ar"),
-    "ArrayRecordDataSource of a range": lambda: sources.ArrayRecordDataSource(["a.ar[1:2]"]),
-    "cached": lambda: sources.cached(sources.JsonlSource("a.jsonl"), "kept"),
-    "ParquetIterDataset": lambda: grain.experimental.ParquetIterDataset("a.parquet"),
-    "ParquetIterDataset with a file system": lambda: grain.experimental.ParquetIterDataset(
-        "a.parquet", filesystem=fs.LocalFileSystem()
-    ),
-    "ParquetIterDataset of several files": lambda: grain.experimental.ParquetIterDataset(
-        ["a.parquet", "./a.parquet"]
-    ),
-    "TFRecordIterDataset": lambda: grain.experimental.TFRecordIterDataset(Path("a.tfrecord")),
+    "lines": (sources.JsonlSource, "a.jsonl", {}),
+    "lines of a pattern": (sources.JsonlSource, "**/*.jsonl", {}),
+    "lines with index_dir": (sources.JsonlSource, "./a.jsonl", IN_FOLDER),
+    "lines, compressed": (sources.JsonlSource, Path("a.jsonl.gz"), {}),
+    "lines of fsspec": (sources.JsonlSource, "a.jsonl", IN_FOLDER | {"filesystem": FILE}),
+    "tar": (sources.TarSource, ["a.tar"], {}),
+    "tokens": (sources.TokenSource, "a.bin", RAW),
+    "tokens of Megatron's": (sources.TokenSource, "m", {"format": "megatron"}),
+    "bag": (sources.BagDataSource, "a.bag", {}),
+    "parquet": (sources.ParquetSource, "a.parquet", {}),
+    "parquet of pyarrow": (sources.ParquetSource, "a.parquet", {"filesystem": LOCAL}),
+    "ArrayRecord": (sources.ArrayRecordDataSource, "a.ar", {}),
+    "ArrayRecord, a range": (sources.ArrayRecordDataSource, ["a.ar[1:2]"], {}),
+    "cached": (lambda path: sources.cached(sources.JsonlSource(path), "kept"), "a.jsonl", {}),
+    "stream of Parquet": (PARQUET, "a.parquet", {}),
+    "stream of pyarrow": (PARQUET, "a.parquet", {"filesystem": LOCAL}),
+    "stream of several files": (PARQUET, ["a.parquet", "./a.parquet"], {}),
+    "stream of TFRecord": (grain.experimental.TFRecordIterDataset, Path("a.tfrecord"), {}),
 }
 
 
@@ -90,12 +87,13 @@ def contents(made):
 
 @pytest.mark.parametrize("name", MADE)
 def test_a_change_of_the_current_folder_changes_no_data(tmp_path, monkeypatch, name):
+    kind, paths, options = MADE[name]
     for letter in "ab":
         write_all(tmp_path / letter, letter)
     monkeypatch.chdir(tmp_path / "b")
-    other = MADE[name]()  # makes its indices, too
+    other = kind(paths, **options)  # makes its indices, too
     monkeypatch.chdir(tmp_path / "a")
-    expected, made = contents(MADE[name]()), MADE[name]()
+    expected, made = contents(kind(paths, **options)), kind(paths, **options)
     assert expected != contents(other)
     text = repr(made)
     copy = cloudpickle.dumps(made)
@@ -110,10 +108,8 @@ def test_a_change_of_the_current_folder_changes_no_data(tmp_path, monkeypatch, n
 def grow(folder, rng, depth):
     folder.mkdir()
     for _ in range(rng.randrange(1, 4)):
-        path = (
-            folder
-            / f"{rng.choice(['a', 'b', '.x'])}{rng.randrange(9)}{rng.choice(['', '[1]', '*'])}"
-        )
+        ends = rng.choice(["a", "b", ".x"]), rng.choice(["", "[1]", "*"])
+        path = folder / f"{ends[0]}{rng.randrange(9)}{ends[1]}"
         if depth and rng.random() < 0.6 and not path.exists():
             grow(path, rng, depth - 1)
         else:
@@ -124,15 +120,8 @@ def grow(folder, rng, depth):
 def test_patterns_stand_for_what_glob_finds(tmp_path, monkeypatch, seed):
     monkeypatch.chdir(tmp_path)
     grow(Path("r"), random.Random(seed), 4)
-    for pattern in (
-        "**/*.t",
-        "r/**/*.t",
-        "r/**/a*/**/*.t",
-        "r/a*/**/b*/*.t",
-        f"{tmp_path}/r/**/**/*.t",
-        "r/*/**/.*",
-        "*/**/*",
-    ):
+    patterns = ["**/*.t", "r/**/*.t", "r/**/a*/**/*.t", "r/a*/**/b*/*.t", "r/*/**/.*", "*/**/*"]
+    for pattern in [*patterns, f"{tmp_path}/r/**/**/*.t"]:
         expected = sorted(set(glob.glob(pattern, recursive=True)))  # noqa: PTH207 - paths as they were given
         assert (list_files("paths", pattern) if expected else []) == expected, pattern
     found = sorted(glob.glob("r/**", recursive=True))  # noqa: PTH207
@@ -145,29 +134,14 @@ def test_patterns_follow_links_and_no_loops_of_them(tmp_path, monkeypatch):
     for folder in ("data", "data/a", "data/c", "elsewhere"):
         os.mkdir(folder)  # noqa: PTH102 - paths as they are given
         Path(folder, "x.t").touch()
-    links = {
-        "data/linked": "../elsewhere",
-        "data/me": ".",
-        "data/a/up": "..",
-        "data/a/root": "/",
-        "elsewhere/back": "../data",
-    }
-    links |= {f"data/itself{i}": f"itself{i}" for i in range(4)}
-    for path, target in {
-        **links,
-        "data/a/c": "../c",
-        "data/c/a": "../a",
-        "data/nowhere": "none",
-    }.items():
+    links = {f"data/itself{i}": f"itself{i}" for i in range(4)}
+    links |= {"data/linked": "../elsewhere", "data/me": ".", "data/a/up": "..", "data/a/root": "/"}
+    links |= {"elsewhere/back": "../data", "data/a/c": "../c", "data/c/a": "../a"}
+    links |= {"data/nowhere": "none"}
+    for path, target in links.items():
         Path(path).symlink_to(target)
-    expected = [
-        "data/a/c/x.t",
-        "data/a/x.t",
-        "data/c/a/x.t",
-        "data/c/x.t",
-        "data/linked/x.t",
-        "data/x.t",
-    ]
+    names = ("a/c/x.t", "a/x.t", "c/a/x.t", "c/x.t", "linked/x.t", "x.t")
+    expected = [f"data/{name}" for name in names]
     for pattern in ("data/**/*.t", "./data/**/*.t", "data/**/**/x.t", f"{tmp_path}/data/**/*.t"):
         found = list_files("paths", pattern)
         assert found == [f"{pattern.partition('data/')[0]}{path}" for path in expected]

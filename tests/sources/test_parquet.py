@@ -6,7 +6,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet_files import DAY, is_written, repeated_names, write, written
+from parquet_files import (
+    DAY,
+    is_written,
+    no_parquet,
+    repeated_names,
+    with_damaged_group,
+    with_invalid_text,
+    with_other_number,
+    write,
+    written,
+)
 from parquet_rows import exact, plain_rows
 from pyarrow import fs
 from refusing import assert_raises
@@ -102,9 +112,8 @@ def test_small_blocks_and_arguments_of_pyarrow(path, monkeypatch):
     folder = fs.SubTreeFileSystem(str(path.parent), fs.LocalFileSystem())
     for name, arguments in ((path, {"memory_map": True}), ("x.parquet", {"filesystem": folder})):
         assert len(read_all(ParquetRows(name, read_kwargs=arguments))[0]) == 2
-    assert_raises(
-        TypeError, "no_such_argument", ParquetRows, path, read_kwargs={"no_such_argument": 1}
-    )
+    wrong = {"no_such_argument": 1}
+    assert_raises(TypeError, "no_such_argument", ParquetRows, path, read_kwargs=wrong)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert_raises(ImportError, r"pip install 'gristmill\[parquet\]'", ParquetRows, path)
 
@@ -140,56 +149,27 @@ def test_element_spec(path):
 
 def test_files_that_are_none_or_damaged(path, monkeypatch):
     content = write(path, {"x": range(1000)}).read_bytes()
-    for bad in (
-        b"",
-        b"PAR1",
-        b"some text, and nothing else",
-        content[: len(content) // 2],
-        content[:-1],
-        content[100:],
-    ):
+    for bad in [*no_parquet(content), content[100:]]:
         path.write_bytes(bad)
-        with pytest.raises(
-            ValueError, match=r"x\.parquet cannot be read as Parquet: .*[^.]\. Write the file again"
-        ):
+        match = r"x\.parquet cannot be read as Parquet: .*[^.]\. Write the file again"
+        with pytest.raises(ValueError, match=match):
             read_all(ParquetRows(path))
-    assert_raises(
-        FileNotFoundError, r"missing\.parquet", ParquetRows, path.parent / "missing.parquet"
-    )
+    missing = path.parent / "missing.parquet"
+    assert_raises(FileNotFoundError, r"missing\.parquet", ParquetRows, missing)
     assert_raises(ValueError, "is a directory", ParquetRows, path.parent)
-    write(path, {"x": range(3000)}, row_group_size=1000, compression="none", use_dictionary=False)
-    start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
-    content = bytearray(path.read_bytes())
-    content[start : start + 40] = bytes(40)
-    path.write_bytes(content)
-    rows = ParquetRows(path)
+    rows = ParquetRows(with_damaged_group(path))
     assert len(list(read_group(rows, 0))) == 1000
     for _ in range(2):
         assert_raises(ValueError, r"row group 1 of .*x\.parquet cannot be read", rows.read, 1, 0)
     assert [row["x"] for row in read_group(rows, 2)] == list(range(2000, 3000))
     # Checksums of pages are compared if that is asked for; otherwise another byte may be another
     # value.
-    write(
-        path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True
-    )
-    path.write_bytes(
-        path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1)
-    )
-    assert [row["x"] for row in read_all(ParquetRows(path))[0]] == [
-        *range(500),
-        -500,
-        *range(501, 1000),
-    ]
+    numbers = [row["x"] for row in read_all(ParquetRows(with_other_number(path)))[0]]
+    assert numbers == [*range(500), -500, *range(501, 1000)]
     rows = ParquetRows(path, read_kwargs={"page_checksum_verification": True})
     assert_raises(ValueError, r"row group 0 of .*x\.parquet cannot be read .*CRC", read_all, rows)
-    write(path, {"x": ["some text"] * 3}, compression="none", use_dictionary=False)
-    path.write_bytes(path.read_bytes().replace(b"some", b"s\xffme"))
-    assert_raises(
-        ValueError,
-        r"row group 0 of .*x\.parquet cannot be read as Parquet: .* failed",
-        read_all,
-        ParquetRows(path),
-    )
+    match = r"row group 0 of .*x\.parquet cannot be read as Parquet: .* failed"
+    assert_raises(ValueError, match, read_all, ParquetRows(with_invalid_text(path)))
     for error in (OSError(5, "Input/output error"), MemoryError("too large")):
 
         def fail(*_, error=error, **kwargs):
@@ -229,13 +209,9 @@ def test_footers_that_lie(path, monkeypatch):
     damage_footer(path, 40, lambda: pq.ParquetFile(path).metadata.row_group(1).num_rows < 0)
     rows = ParquetRows(path)
     assert rows.num_rows(0) == 30
-    for use, *place in ((rows.num_rows, 1), (rows.read, 1, 0)):
-        assert_raises(
-            ValueError,
-            r"row group 1 of .*x\.parquet cannot be read .* it has -\d+ rows",
-            use,
-            *place,
-        )
+    match = r"row group 1 of .*x\.parquet cannot be read .* it has -\d+ rows"
+    assert_raises(ValueError, match, rows.num_rows, 1)
+    assert_raises(ValueError, match, rows.read, 1, 0)
     monkeypatch.setattr(parquet, "_BLOCK_ROWS", 2)
     for values in (
         [1, 2, None, 4],
@@ -322,20 +298,20 @@ def test_fields_of_all_types_are_passed_over():
     row groups.
     """
     binary, integers, booleans = [2, 9, 9], [0xF5, 16, *[3] * 16], [0x21, 1, 2]
-    unknown = (
-        field(40, 1)
-        + field(41, 2)
-        + field(42, 3, 7)
-        + field(43, 4, 0x80, 1)
-        + field(44, 7, *range(8))
-    )
-    unknown += (
-        field(45, 8, *binary)
-        + field(46, 9, *booleans)
-        + field(47, 10, *integers)
-        + field(48, 13, *range(16))
-    )
-    unknown += field(49, 11, 0) + field(50, 11, 2, 0x89, *binary, *booleans, *binary, *integers)
+    fields = [
+        (40, 1),
+        (41, 2),
+        (42, 3, 7),
+        (43, 4, 0x80, 1),
+        (44, 7, *range(8)),
+        (45, 8, *binary),
+        (46, 9, *booleans),
+        (47, 10, *integers),
+        (48, 13, *range(16)),
+        (49, 11, 0),
+        (50, 11, 2, 0x89, *binary, *booleans, *binary, *integers),
+    ]
+    unknown = b"".join([field(*values) for values in fields])
     # what looks like row groups, but is deeper
     unknown += field(51, 12, *field(4, 9, 0x1C, *field(1, 6, 2), 0), 0)
     statistics = field(3, 6, 10) + unknown

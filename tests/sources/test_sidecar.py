@@ -61,17 +61,11 @@ def test_arrays_are_read_as_they_were_noted(tmp_path):
         for _ in range(10):
             start, stop = sorted(rng.choices(range(len(array) + 1), k=2))
             found = sidecar.read(name, start, stop)
-            assert (
-                found.dtype == array.dtype
-                and found.tolist() == array[start:stop].tolist()
-                and found.flags.writeable
-            )
+            assert found.dtype == array.dtype and found.flags.writeable
+            assert found.tolist() == array[start:stop].tolist()
             count = rng.randrange(1, 4)
-            starts = (
-                rng.choices(range(len(array) - count + 1), k=rng.randrange(40))
-                if len(array) >= count
-                else []
-            )
+            last = len(array) - count
+            starts = rng.choices(range(last + 1), k=rng.randrange(40)) if last >= 0 else []
             found = sidecar.read_many(name, starts, count)
             assert found.dtype == array.dtype and found.tolist() == [
                 array[start : start + count].tolist() for start in starts
@@ -114,18 +108,10 @@ def test_processes(scene):
     # files are synced to disk many times
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
-        program = [
-            sys.executable,
-            str(Path(__file__).with_name("sidecar_processes.py")),
-            scene,
-            folder,
-        ]
+        program = [sys.executable, Path(__file__).with_name("sidecar_processes.py"), scene, folder]
         result = subprocess.run(program, capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stdout, result.stderr) == (
-        0,
-        '"all is well"\n',
-        "",
-    ), result.stderr
+    found = (result.returncode, result.stdout, result.stderr)
+    assert found == (0, '"all is well"\n', ""), result.stderr
 
 
 def test_folders_for_indices(tmp_path):
@@ -161,30 +147,33 @@ def with_header(change):
         text = change(fields)
         text = text if isinstance(text, bytes) else json.dumps(text).encode()
         text += b" " * (-(20 + len(text)) % 64)
-        return (
-            data,
-            index[:8] + struct.pack("<III", 1, len(text), zlib.crc32(text)) + text + index[end:],
-        )
+        sizes = struct.pack("<III", 1, len(text), zlib.crc32(text))
+        return data, index[:8] + sizes + text + index[end:]
 
     return changed
 
 
 def with_array(dtype="<u8", start=0, length=50_000):
-    return with_header(
-        lambda fields: {**fields, "arrays": {**fields["arrays"], "squares": [dtype, start, length]}}
-    )
+    arrays = {"squares": [dtype, start, length]}
+    return with_header(lambda fields: {**fields, "arrays": {**fields["arrays"], **arrays}})
+
+
+def with_fields(**fields):
+    return with_header(lambda found: found | fields)
+
+
+def without_kind(fields):
+    return {name: fields[name] for name in fields if name != "kind"}
 
 
 HOSTILE = {
     "a list": with_header(lambda fields: []),
     "a number": with_header(lambda fields: 5),
-    "no kind": with_header(
-        lambda fields: {name: fields[name] for name in fields if name != "kind"}
-    ),
-    "a kind that is no text": with_header(lambda fields: {**fields, "kind": ["test"]}),
-    "no arrays": with_header(lambda fields: {**fields, "arrays": []}),
-    "an array that is a text": with_header(lambda fields: {**fields, "arrays": {"squares": "u80"}}),
-    "data that are no list": with_header(lambda fields: {**fields, "data": 5}),
+    "no kind": with_header(without_kind),
+    "a kind that is no text": with_fields(kind=["test"]),
+    "no arrays": with_fields(arrays=[]),
+    "an array that is a text": with_fields(arrays={"squares": "u80"}),
+    "data that are no list": with_fields(data=5),
     "two data": with_header(lambda fields: {**fields, "data": fields["data"][:2]}),
     "too deep": with_header(lambda fields: b"[" * 10**5),
     "no JSON": with_header(lambda fields: b"\xff"),
@@ -193,45 +182,39 @@ HOSTILE = {
     "no dtype": with_array(dtype="bogus"),
     "a dtype that is a list": with_array(dtype=["<u8"]),
     "big-endian": with_array(dtype=">u8"),
-    "length -1": with_array(length=-1),
-    "length 0": with_array(length=0),
-    "length 1.5": with_array(length=1.5),
     "a length that is a text": with_array(length="8"),
-    "length 10**15": with_array(length=10**15),
-    "length 2**64": with_array(length=2**64),
-    "start 8": with_array(start=8),
-    "start 1.5": with_array(start=1.5),
-    "start -10**30": with_array(start=-(10**30)),
+    **{f"length {n}": with_array(length=n) for n in (-1, 0, 1.5, 10**15, 2**64)},
+    **{f"start {n}": with_array(start=n) for n in (8, 1.5, -(10**30))},
 }
+
+
+def with_index(change):
+    return lambda data, index: (data, change(index))
+
+
+def with_data(change):
+    return lambda data, index: (change(data), index)
+
+
+def flipped(index):
+    return index[:30] + bytes([index[30] ^ 1]) + index[31:]
+
+
+BAD_HEADER = "its header is not one that gristmill writes"
+OTHER_VERSION = with_index(lambda index: index[:8] + b"\x02" + index[9:])
+OTHER_SIZE = r"it has \d+ bytes, not \d+"
+SHORT = "shorter than its header"
 STALE = {
-    **{
-        name: (change, "its header is not one that gristmill writes")
-        for name, change in HOSTILE.items()
-    },
-    "data longer": (lambda data, index: (data + b"x", index), "it had 50000 bytes and has 50001"),
-    "data begin otherwise": (
-        lambda data, index: (b"x" + data[1:], index),
-        "its first 16384 bytes are others",
-    ),
-    "data end otherwise": (
-        lambda data, index: (data[:-1] + b"x", index),
-        "its last 16384 bytes are others",
-    ),
-    "another version": (
-        lambda data, index: (data, index[:8] + b"\x02" + index[9:]),
-        "it is of version 2, not 1",
-    ),
-    "a bit of the header": (
-        lambda data, index: (data, index[:30] + bytes([index[30] ^ 1]) + index[31:]),
-        "another checksum",
-    ),
-    "cut off in the arrays": (lambda data, index: (data, index[:-1]), r"it has \d+ bytes, not \d+"),
-    "longer": (lambda data, index: (data, index + b"x"), r"it has \d+ bytes, not \d+"),
-    "cut off in the header": (lambda data, index: (data, index[:50]), "shorter than its header"),
-    "cut off before the header": (
-        lambda data, index: (data, index[:10]),
-        "shorter than its header",
-    ),
+    **{name: (change, BAD_HEADER) for name, change in HOSTILE.items()},
+    "data longer": (with_data(lambda data: data + b"x"), "it had 50000 bytes and has 50001"),
+    "data begin": (with_data(lambda data: b"x" + data[1:]), "its first 16384 bytes are others"),
+    "data end": (with_data(lambda data: data[:-1] + b"x"), "its last 16384 bytes are others"),
+    "another version": (OTHER_VERSION, "it is of version 2, not 1"),
+    "a bit of the header": (with_index(flipped), "another checksum"),
+    "cut off in the arrays": (with_index(lambda index: index[:-1]), OTHER_SIZE),
+    "longer": (with_index(lambda index: index + b"x"), OTHER_SIZE),
+    "cut off in the header": (with_index(lambda index: index[:50]), SHORT),
+    "cut off before the header": (with_index(lambda index: index[:10]), SHORT),
 }
 
 
@@ -329,9 +312,8 @@ def test_an_index_dir_that_is_no_folder_is_explained(tmp_path):
         (tmp_path / ("x" * 256), "a shorter path"),
     ):
         message = f"cannot write the index {index_dir}: .*; give .*{what} as index_dir"
-        assert_raises(
-            OSError, message, open_sidecars, files, "test", Counted(), index_dir=index_dir
-        )
+        options = {"index_dir": index_dir}
+        assert_raises(OSError, message, open_sidecars, files, "test", Counted(), **options)
 
 
 @pytest.mark.parametrize("content", [b"", b"notes of mine", b"\x89GMIDX"])
@@ -339,20 +321,13 @@ def test_nothing_else_is_written_over(tmp_path, content):
     files = data_files(tmp_path / "data", 1)
     index = tmp_path / "data" / "data-0.gmidx"
     index.write_bytes(content)
-    assert_raises(
-        DamagedFileError,
-        "data-0.gmidx is damaged at byte 0: it is not an index",
-        open_sidecars,
-        files,
-        "test",
-        Counted(),
-    )
+    message = "data-0.gmidx is damaged at byte 0: it is not an index"
+    assert_raises(DamagedFileError, message, open_sidecars, files, "test", Counted())
     assert index.read_bytes() == content
     index.unlink()
     open_sidecars(files, "tests", Counted())
-    assert_raises(
-        DamagedFileError, "of the kind 'tests', not 'test'", open_sidecars, files, "test", Counted()
-    )
+    message = "of the kind 'tests', not 'test'"
+    assert_raises(DamagedFileError, message, open_sidecars, files, "test", Counted())
 
 
 def test_an_error_of_the_scan_is_that_of_the_first_file(tmp_path):

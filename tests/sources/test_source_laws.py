@@ -4,9 +4,12 @@ import copy
 import json
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,9 +17,11 @@ import cloudpickle
 import numpy as np
 import pytest
 from refusing import assert_raises
+from servers import HttpServer
 from source_table import SOURCES, source_classes
 
 from gristmill.core.errors import KeyRangeError
+from gristmill.sources import ChangedFileError
 from gristmill.testing import assert_source_conforms
 
 HERE = Path(__file__).parent
@@ -32,10 +37,16 @@ def is_installed(package):
 
 
 AT_HAND = [entry for entry in SOURCES if all(map(is_installed, entry.needs))]
-PARAMETERS = [pytest.param(entry, id=entry.name) for entry in AT_HAND]
-FILE_PARAMETERS = [pytest.param(entry, id=entry.name) for entry in AT_HAND if entry.write]
-of_all = pytest.mark.parametrize("entry", PARAMETERS)
-with_files = pytest.mark.parametrize("entry", FILE_PARAMETERS)
+
+
+def of_entries(entries):
+    return pytest.mark.parametrize("entry", [pytest.param(x, id=x.name) for x in entries])
+
+
+of_all = of_entries(AT_HAND)
+with_files = of_entries([entry for entry in AT_HAND if entry.write])
+that_check_files = of_entries([entry for entry in AT_HAND if entry.write and entry.checks_files])
+of_urls = of_entries([entry for entry in AT_HAND if entry.from_urls])
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +58,15 @@ def folder(tmp_path_factory):
         if entry.write:
             entry.write(top / entry.name)
     return top
+
+
+@pytest.fixture
+def many_switches():
+    """Let threads take turns a hundred times as often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 100)
+    yield
+    sys.setswitchinterval(before)
 
 
 def values(entry, source):
@@ -137,16 +157,21 @@ def test_pickles_have_nothing_that_was_read(entry, folder):
     source = entry.make(folder / entry.name)
     fresh = pickle.dumps(source)
     values(entry, source)
-    assert pickle.dumps(source) == fresh
+    assert pickle.dumps(source) == fresh and len(fresh) < 3000
 
 
 @with_files
 @pytest.mark.usefixtures("no_garbage")
 def test_closed_sources_have_no_open_files_and_open_again(entry, folder):
     source = entry.make(folder / entry.name)
-    for close in (source.close, source.close, getattr(source, "__exit__", source.close)):
-        assert values(entry, source) == [*range(entry.length)]
-        close(*[None] * (3 if close.__name__ == "__exit__" else 0))
+    for _ in range(2):
+        if hasattr(source, "__enter__"):
+            with source as entered:
+                assert entered is source
+                assert values(entry, source) == [*range(entry.length)]
+        else:
+            assert values(entry, source) == [*range(entry.length)]
+            source.close()
         source.close()
         if Path("/proc/self/fd").is_dir():
             assert num_open(folder / entry.name) == 0
@@ -183,9 +208,62 @@ def test_other_processes_and_forks_read_the_same(folder):
 
 
 @of_all
-def test_texts_name_the_class_and_no_folder(entry, folder):
+@pytest.mark.usefixtures("many_switches")
+def test_threads_read_while_one_closes(entry, folder):
+    source, start = entry.make(folder / entry.name), threading.Barrier(8)
+
+    def read(number):
+        rng = random.Random(number)
+        start.wait(timeout=60)
+        for _ in range(40):
+            keys = rng.choices(range(entry.length), k=rng.choice([1, 8]))
+            if number == 0 and entry.write:
+                source.close()
+            assert [entry.value(record) for record in block(source, keys)] == keys
+            assert entry.value(source[keys[0]]) == keys[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(8)))
+
+
+@that_check_files
+def test_a_changed_file_is_named(entry, folder, tmp_path):
+    there = shutil.copytree(folder / entry.name, tmp_path / "data")
+    paths = [path for path in there.rglob("*") if path.is_file() and path.suffix != ".gmidx"]
+    sources = [entry.make(there) for _ in range(3)]
+    sources[0][0]  # its files are open
+    sources[1] = pickle.loads(pickle.dumps(sources[1]))
+    for path in paths:
+        path.write_bytes(path.read_bytes() + b"more")
+    for source in sources:
+        with pytest.raises(ChangedFileError, match=f"{there}.* has changed since this source"):
+            block(source, range(entry.length))
+
+
+@of_urls
+def test_files_of_a_server_are_the_same(entry, folder, tmp_path):
+    pytest.importorskip("obstore")
+    there = shutil.copytree(folder / entry.name, tmp_path / "data")
+    with HttpServer(tmp_path) as server:
+        names = sorted(path.name for path in there.iterdir() if path.suffix != ".gmidx")
+        urls = [f"{server.url}/data/{name}" for name in names]
+        for _ in range(2):  # makes an index in the folder, and finds it
+            source = entry.from_urls(urls, tmp_path / "indices")
+            assert repr(source) == repr(entry.make(folder / entry.name))
+            assert values(entry, source) == [*range(entry.length)]
+        copy = pickle.loads(pickle.dumps(source))
+        keys = [*range(entry.length)][::-1]
+        before = server.num_requests
+        assert [entry.value(record) for record in block(copy, keys)] == keys
+        assert server.num_requests - before <= 5 * len(urls)
+
+
+@of_all
+def test_texts_name_the_class_and_no_folder(entry, folder, tmp_path):
     source = entry.make(folder / entry.name)
     text = repr(source)
     assert str(folder) not in text
+    if entry.write and entry.name != "array_record":  # whose text is that of Grain, with paths
+        assert repr(entry.make(shutil.copytree(folder / entry.name, tmp_path / "data"))) == text
     if entry.name != "series":  # which has the text of its library
         assert text.startswith(type(source).__name__) and "\n" not in text

@@ -528,66 +528,25 @@ def test_mistakes_are_found_and_named(check, message, wrong):
     assert_found(message, check, wrong)
 
 
-def test_wrong_arguments():
-    positive = "must be a positive integer"
-    for error, message, check, *args, options in (
-        *[
-            (TypeError, "source must have __len__ and __getitem__", assert_source_conforms, x, {})
-            for x in (None, iter([1]))
-        ],
-        (ValueError, f"max_records {positive}", assert_source_conforms, [1], {"max_records": 0}),
-        (TypeError, "sampler must have __getitem__", assert_sampler_conforms, iter([1]), {}),
-        (
-            TypeError,
-            "num_records must be an integer, got None",
-            assert_sampler_conforms,
-            Sampler(),
-            {"make_shard": Sampler},
-        ),
-        (
-            ValueError,
-            f"max_indices {positive}",
-            assert_sampler_conforms,
-            Sampler(),
-            {"max_indices": 0},
-        ),
-        (
-            TypeError,
-            "ds must be a MapDataset, got",
-            assert_map_dataset_conforms,
-            MapDataset.range(3).to_iter_dataset(),
-            {},
-        ),
-        (
-            ValueError,
-            f"max_elements {positive}",
-            assert_map_dataset_conforms,
-            Dataset(),
-            {"max_elements": 0},
-        ),
-        (
-            TypeError,
-            "transform must be callable or an instance of Map, got 5",
-            assert_transform_conforms,
-            5,
-            [1],
-            {},
-        ),
-        (
-            TypeError,
-            "kind must be one of Map, RandomMap, .*, got .*Batch",
-            assert_transform_conforms,
-            len,
-            [1],
-            {"kind": Batch},
-        ),
-        (
-            ValueError,
-            "elements must be some elements to transform, got none",
-            assert_transform_conforms,
-            len,
-            [],
-            {},
-        ),
-    ):
-        assert_raises(error, message, check, *args, **options)
+POSITIVE = "must be a positive integer"
+NO_SOURCE = "source must have __len__ and __getitem__"
+STREAM = MapDataset.range(3).to_iter_dataset()
+# The check, its arguments and options, the error and its text.
+WRONG_ARGUMENTS = [
+    (assert_source_conforms, [None], {}, TypeError, NO_SOURCE),
+    (assert_source_conforms, [iter([1])], {}, TypeError, NO_SOURCE),
+    (assert_source_conforms, [[1]], {"max_records": 0}, ValueError, f"max_records {POSITIVE}"),
+    (assert_sampler_conforms, [iter([1])], {}, TypeError, "sampler must have __getitem__"),
+    (assert_sampler_conforms, [Sampler()], {"make_shard": Sampler}, TypeError, "num_records must"),
+    (assert_sampler_conforms, [Sampler()], {"max_indices": 0}, ValueError, POSITIVE),
+    (assert_map_dataset_conforms, [STREAM], {}, TypeError, "ds must be a MapDataset, got"),
+    (assert_map_dataset_conforms, [Dataset()], {"max_elements": 0}, ValueError, POSITIVE),
+    (assert_transform_conforms, [5, [1]], {}, TypeError, "must be callable or .* of Map, got 5"),
+    (assert_transform_conforms, [len, [1]], {"kind": Batch}, TypeError, "kind must be one of Map,"),
+    (assert_transform_conforms, [len, []], {}, ValueError, "elements must be some elements"),
+]
+
+
+@pytest.mark.parametrize(("check", "arguments", "options", "error", "message"), WRONG_ARGUMENTS)
+def test_wrong_arguments(check, arguments, options, error, message):
+    assert_raises(error, message, check, *arguments, **options)
