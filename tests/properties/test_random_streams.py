@@ -22,6 +22,7 @@ from stream_model import (
     Interrupt,
     Transient,
     build,
+    failing_chains,
     failing_trees,
     frozen,
     names,
@@ -34,7 +35,7 @@ from gristmill import experimental as gx
 from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.dataset.engine.iterators import StreamIterator
 
-ELSEWHERE = ["local_workers", "workers", "lanes", "local_lanes", "threads", "prefetch"]
+ELSEWHERE = ["local_workers", "workers", "lanes", "local_lanes", "in_order", "threads", "prefetch"]
 LIMIT = 50  # outcomes that are looked at
 BUDGETS = [
     gx.DatasetOptions(),
@@ -93,7 +94,9 @@ class Run:
                 return False
             except (Transient, Interrupt):
                 assert self.state() == before
-                if not self.names.isdisjoint(["threads", "local_workers"]):  # an error stays
+                if not self.names.isdisjoint(
+                    ["threads", "local_workers", "in_order"]
+                ):  # an error stays
                     self.it.set_state(self.it.get_state())
             except (Boom, ValueError) as error:
                 assert type(error) is Boom or "ZipIterDataset argument" in str(error)
@@ -314,6 +317,13 @@ def test_streams(tree, num_workers, script):
     check(tree, num_workers, script)
 
 
+@pytest.mark.timeout(300)
+@settings(QUICK, max_examples=80)
+@given(failing_chains, st.integers(1, 3), operations)
+def test_streams_in_order(tree, num_workers, script):
+    check(("in_order", (num_workers,), (tree,)), 0, script)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # an example that fails is made smaller
 @seed(SEED)
@@ -333,16 +343,22 @@ def model_in_workers():
         cloudpickle.unregister_pickle_by_value(module)
 
 
+def check_workers(tree, other, script):
+    """Both components share processes."""
+    components = ("workers", (2,), (tree,)), ("workers", (1,), (other,))
+    check(("mix", ([2, 1], False), components), 0, script)
+
+
 @settings(QUICK, max_examples=6)
-@given(failing_trees, few_operations)
-def test_streams_of_workers(model_in_workers, tree, script):
-    check(("workers", (2,), (tree,)), 0, script)
+@given(failing_trees, failing_trees, few_operations)
+def test_streams_of_workers(model_in_workers, tree, other, script):
+    check_workers(tree, other, script)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # an example that fails is made smaller
 @seed(SEED)
 @settings(THOROUGH, max_examples=5)
-@given(trees | failing_trees, few_operations)
-def test_many_streams_of_workers(model_in_workers, tree, script):
-    check(("workers", (2,), (tree,)), 0, script)
+@given(trees | failing_trees, failing_trees, few_operations)
+def test_many_streams_of_workers(model_in_workers, tree, other, script):
+    check_workers(tree, other, script)
