@@ -4,7 +4,6 @@ lineage of elements.
 
 import dataclasses
 import gc
-import itertools
 import pickle
 import threading
 import traceback
@@ -515,46 +514,12 @@ def test_a_caught_error_keeps_nothing_alive(mode, error):
 
 
 TEN = MapDataset.range(10)
-SHUFFLED = TEN.shuffle(seed=1)
-
-# Of all of them, an element is the keys of what it is made of.
-PIPELINES = {
-    "source": MapDataset.source(range(10)),
-    "range": TEN,
-    "map": TEN.map(lambda x: x),
-    "map_with_index": TEN.map_with_index(lambda i, x: x),
-    "random_map": TEN.random_map(lambda x, rng: x, seed=1),
-    "filter": TEN.filter(lambda x: True),
-    "seed": TEN.seed(3),
-    "shuffle": SHUFFLED,
-    "window_shuffle": TEN.window_shuffle(4, seed=1),
-    "slice": TEN[1:9:3],
-    "slice_of_shuffle": SHUFFLED[::-2],
-    "indices": TEN.shuffle(seed=2).slice([3, 3, 1]),
-    "repeat": SHUFFLED.repeat(3),
-    "repeat_the_same": SHUFFLED.repeat(3, reseed_each_epoch=False),
-    "batch": SHUFFLED.batch(4),
-    "batch_dropping": SHUFFLED.batch(4, drop_remainder=True),
-    "batch_of_batches": TEN.batch(2).batch(3, batch_fn=np.concatenate),
-    "flat_map": SHUFFLED.flat_map(lambda x: [x] * 3, max_fan_out=3),
-    "zip": TEN.zip(SHUFFLED),
-    "source_of_a_dataset": MapDataset.source(SHUFFLED).shuffle(seed=2),
-    "mix": MapDataset.mix([SHUFFLED, TEN.shuffle(seed=2)], weights=[1, 2]),
-    "concatenate": MapDataset.concatenate([SHUFFLED, TEN.shuffle(seed=2)]),
-    "select": MapDataset.select_from_datasets([TEN, SHUFFLED], [(1, 2), (0, 3), (1, 0)] * 30),
-}
 
 
-def keys_of(records):
-    return list(itertools.chain.from_iterable([part.keys for part in records]))
-
-
-def test_keys_of_elements_epochs_records_of_a_loader_and_what_cannot_be_known():
-    for name, ds in PIPELINES.items():
-        for index in range(3 * len(ds) if name != "select" else len(ds)):
-            assert keys_of(origin(ds, [index])) == list(np.ravel(ds[index])), (name, index)
+def test_epochs_records_of_a_loader_and_what_cannot_be_known():
+    own_map = type("OwnMap", (type(TEN.map(abs)),), {})
     for ds, index, epochs in [
-        (SHUFFLED.repeat(), 25, [2]),
+        (TEN.shuffle(seed=1).repeat(), 25, [2]),
         (TEN.repeat(5, reseed_each_epoch=False), 25, [2]),
         (TEN.repeat(5, reseed_each_epoch=False).batch(5), 5, [2]),
         (TEN[:4].batch(3), 3, [1]),
@@ -578,10 +543,7 @@ def test_keys_of_elements_epochs_records_of_a_loader_and_what_cannot_be_known():
             [2 * index + 1],
             [sampler[2 * index + 1].record_key],
         )
-    get, own_map = (
-        {"__getitem__": lambda self, key: key},
-        type("OwnMap", (type(PIPELINES["map"]),), {}),
-    )
+    get = {"__getitem__": lambda self, key: key}
     kinds = (
         type("NoLength", (), get),
         type("Failing", (), {**get, "__len__": lambda self: 1 // 0}),
@@ -595,4 +557,5 @@ def test_keys_of_elements_epochs_records_of_a_loader_and_what_cannot_be_known():
         MapDataset.range(1_000_000).batch(1_000_000),
     ):
         assert origin(ds, [0]) == []
-    assert keys_of(origin(BareMap(10).zip(TEN), [3])) == [3]
+    (part,) = origin(BareMap(10).zip(TEN), [3])
+    assert part.keys == [3]

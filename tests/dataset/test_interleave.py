@@ -171,21 +171,6 @@ class TestOrderAndArguments:
         assert list(ds) == of_files([1, 2, 3], 2)
         for use in (gx.get_next_index, lambda it: gx.set_next_index(it, 1)):
             assert_raises(NotImplementedError, "single dataset", use, iter(interleave([], 1)))
-        for name in ("cycle_length", *WAYS[0]):
-            assert list(interleave(files([1]), **{"cycle_length": 2, name: np.int64(1)})) == [
-                (0, 0)
-            ]
-            wrong = [
-                (1.0, TypeError),
-                ("1", TypeError),
-                (None, TypeError),
-                (-1, ValueError),
-                (0, ValueError),
-            ]
-            for value, error in wrong if name == "cycle_length" else wrong[:-1]:
-                assert_raises(
-                    error, name, interleave, files([1]), **{"cycle_length": 2, name: value}
-                )
         for wrong in (
             None,
             3,

@@ -45,10 +45,6 @@ WRONG = [
     (lambda x: TEN.shuffle(seed=x), (1.5, "1"), TypeError, "seed"),
     (TEN.seed, (-1,), ValueError, "seed"),
     (TEN.seed, (0.5,), TypeError, "seed"),
-    (TEN.repeat, (0, -3), ValueError, "num_epochs"),
-    (TEN.repeat, (2.0,), TypeError, "num_epochs"),
-    (TEN.batch, (0, -2), ValueError, "batch_size"),
-    (TEN.batch, (2.0,), TypeError, "batch_size"),
     (lambda x: TEN.batch(2, batch_fn=x), (3,), TypeError, "batch_fn"),
     *[
         (TEN.slice, NO_SLICES, error, "sl must be a slice or a sequence of indices")

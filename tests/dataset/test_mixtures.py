@@ -104,7 +104,7 @@ def check_schedule(seed, n):
 
 
 def test_every_prefix_of_a_schedule_is_within_one_of_the_integral():
-    for i in range(150):
+    for i in range(80):
         check_schedule(SEED + i, 140)
 
 
@@ -301,6 +301,11 @@ STEPS = {
     "bins, lanes": (
         lambda ds: STEPS["best_fit"](ds).mp_prefetch(MultiprocessingOptions(0, num_lanes=2))
     ),
+    "bins, windows": lambda ds: STEPS["best_fit"](ds).window_shuffle(9, seed=1),
+    "rows, windows": lambda ds: STEPS["concat_then_split"](ds).window_shuffle(9, seed=1),
+    "windows, items, windows": lambda ds: STEPS["flat_map"](
+        STEPS["window_shuffle"](ds)
+    ).window_shuffle(9, seed=1),
 }
 AFTER = Schedule({0: {"a": 1, "b": 1}, 30: {"a": 1, "b": 3, "c": 1}})
 CHANGES = {
@@ -319,7 +324,7 @@ def test_a_changed_mixture_gives_every_token_once(step):
     kinds = [({"stop": "all"}, {}), ({"stop": "all", "by": num_tokens}, {})]
     is_of_tokens = step not in ("rebatch", "batch")
     for num, (change, (options, _)) in enumerate(
-        itertools.islice(itertools.cycle(itertools.product(CHANGES, kinds)), 19)
+        itertools.islice(itertools.cycle(itertools.product(CHANGES, kinds)), 13)
     ):
         before, after = CHANGES[change]
         it = iter(STEPS[step](mixture(before, **options)))
@@ -449,7 +454,7 @@ def test_what_a_step_holds_of_others_than_the_dropped_one_comes_once(step):
     ]
     kinds = [{"stop": "all"}, {"stop": "all", "by": num_tokens}]
     for num, (weights, options) in enumerate(
-        itertools.islice(itertools.cycle(itertools.product(before, kinds)), 31)
+        itertools.islice(itertools.cycle(itertools.product(before, kinds)), 19)
     ):
         it = iter(DROPPING[step](mixture(weights, **options)))
         delivered = [x for element in itertools.islice(it, num) for x in flat(element)]
@@ -509,8 +514,8 @@ def test_counts_are_in_reports_and_metrics():
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_until_all_have_ended_no_element_is_lost_also_where_a_weight_was_zero(seed):
+@pytest.mark.parametrize("seed", range(8))
+def test_until_all_have_ended_no_element_is_lost(seed):
     rng = random.Random(seed)
     names = "abc"[: rng.randint(2, 3)]
     steps = {0, *rng.sample(range(1, 60), rng.randint(1, 3))}

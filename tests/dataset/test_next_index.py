@@ -118,7 +118,7 @@ def test_where_it_is_and_jumping(name):
     num = dataset_length(PIPELINES[name])
     assert it and (num == Exact(last) or not isinstance(num, Exact))
     # Jumping is like having delivered the elements before.
-    indices = [*range(last + 1), *reversed(range(last + 1))]
+    indices = [*range(0, last + 1, 2), *reversed(range(1, last + 1, 2)), last]
     for index in [3, last, 1] if name in SLOW else indices:
         delivering = iter(PIPELINES[name])
         for _ in range(index):

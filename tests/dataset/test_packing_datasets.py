@@ -1,6 +1,5 @@
 """Packing stages with wrong elements, errors, states and arguments; rows are tested elsewhere."""
 
-import contextlib
 import json
 import logging
 from types import SimpleNamespace
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from computing_ahead import DIRECT, Boom, Failing, Sharing
-from refusing import assert_raises, assert_refused, assert_stays
+from refusing import assert_raises, assert_stays
 from users_datasets import Given
 
 from gristmill import MapDataset, MultiprocessingOptions
@@ -74,48 +73,6 @@ def test_rows_that_were_changed_are_not_delivered_again():
         )
         assert_raises(Boom, "2", next, it)
         assert tokens(next(it)) == expected  # the rows are made again
-
-
-@each_packing
-def test_a_transient_error_heals_without_reading_everything_again(pack):
-    elements = sequences(*[2] * 40)
-    failing, reads, rows = Failing(10, 25, 39, times=3), [], []
-    ds = MapDataset.range(40).map(lambda i: (reads.append(i), elements[failing(i)])[1])
-    it = iter(pack(ds.to_iter_dataset(DIRECT), length=30))
-    while any(failing.left.values()):
-        with contextlib.suppress(Boom):
-            rows.append(next(it)["x"].tolist())
-    assert rows + tokens(it) == tokens(pack(stream(elements), length=30)) and len(reads) < 130
-
-
-@each_packing
-def test_a_bad_element_can_be_skipped_and_stays_skipped(pack):
-    elements = [*sequences(2, 2, 2), {"x": np.array("bad")}, *sequences(0, 0, 0, 0, 2, 2)[4:]]
-    expected = tokens(pack(stream(elements[:3] + elements[4:]), length=4))
-    it = iter(pack(stream(elements), length=4))
-    delivered, states = [], []
-    while len(delivered) < len(expected):
-        try:
-            delivered.append(next(it)["x"].tolist())
-        except ValueError as error:
-            assert "<U3" in str(error)
-            state = it.get_state()
-            it.skip_failed()
-            assert_raises(ValueError, "nothing to skip", it.skip_failed)
-            assert it.get_state() == {**state, "skipped": it.get_state()["skipped"]}
-        states.append((len(delivered), json.loads(json.dumps(it.get_state()))))
-    assert delivered == expected
-    assert "skipped" not in states[-1][1]
-    first = next(i for i, (_, state) in enumerate(states) if "skipped" in state)
-    for position, state in states[first:]:
-        for again in (it, iter(pack(stream(elements), length=4))):
-            again.set_state(state)
-            assert tokens(again) == expected[position:]
-            assert again.get_state() == states[-1][1]
-    for skipped in (3, [-1], ["1"], [1.5], None):
-        assert_refused(
-            it, StateMismatchError, "skipped", {**states[0][1], "skipped": skipped}, states[-1][1]
-        )
 
 
 @each_packing

@@ -86,7 +86,7 @@ def test_parts_of_random_chains_are_disjoint_over_twenty_epochs(monkeypatch):
 
     monkeypatch.setattr(permutation, "_permute_range", permuted)
     made = refused = 0
-    for seed in range(500):
+    for seed in range(250):
         rng = random.Random(seed)
         ds = random_chain(_range(rng.choice([7, 24])), rng, rng.randint(0, 5))
         by = None if seed % 2 else lambda x: str(x) if isinstance(x, list | tuple) else int(x) // 2
@@ -105,7 +105,7 @@ def test_parts_of_random_chains_are_disjoint_over_twenty_epochs(monkeypatch):
         if by is None or not any([isinstance(ds[i], list | tuple) for i in range(min(len(ds), 9))]):
             assert found[0].isdisjoint(found[1]), (seed, ds)
         made += 1
-    assert made > 300 and refused > 10, (made, refused)
+    assert made > 150 and refused > 5, (made, refused)
 
 
 def test_growing_the_source_moves_no_record_of_a_split_by_keys():
@@ -145,7 +145,7 @@ def test_a_hash_of_a_key_is_the_same_everywhere():
 
 def test_positions_are_shared_out_exactly_and_in_order():
     rng = random.Random(0)
-    for _ in range(200):
+    for _ in range(80):
         sizes = [rng.randint(0, 60) for _ in range(rng.randint(1, 5))]
         apportionment = Apportionment(sizes, rng.getrandbits(64))
         parts = [

@@ -54,7 +54,7 @@ class TestElementsAndStates:
         seconds[0] = 0.01
         num = len(source.sizes) + 1  # one may be under way
         assert list(it) == list(range(1000, 2000))
-        assert set(source.sizes[num + 5 :]) == {1}
+        assert set(source.sizes[num + 6 :]) == {1}
 
     def test_states_compute_nothing_and_do_not_wait_and_set_state_waits_for_the_thread(self):
         gate = Gate(is_open=True)
