@@ -49,7 +49,7 @@ class Counted:
 
 
 def slowly(x):
-    threading.Event().wait(0.002)
+    threading.Event().wait(0.001)
     return x
 
 
@@ -90,11 +90,9 @@ def test_any_element_of_a_long_dataset(length):
     group = 131_072 * 12_345
     found = np.array(list(ds._gm_items(range(group, group + 131_072))))
     whole = np.unique(found // 256, return_counts=True)[1]
-    assert (
-        len(np.unique(found)) == 131_072
-        and len(whole) in (512, 513)
-        and (whole == 256).sum() >= 511
-    )
+    assert len(np.unique(found)) == 131_072
+    assert len(whole) in (512, 513)
+    assert (whole == 256).sum() >= 511
     assert len(np.unique(list(ds._gm_items([*range(0, length, length // 999)])))) == len(
         range(0, length, length // 999)
     )
@@ -124,7 +122,7 @@ def test_it_mixes_nearly_as_well_as_a_global_shuffle():
 
 
 def test_iteration_reads_every_block_once():
-    length = 6_000
+    length = 3_000
     for options, make in (
         (ONE, lambda ds: ds),
         (THREADS, lambda ds: ds.map(np.copy)),
@@ -148,10 +146,8 @@ def test_iteration_reads_every_block_once():
         ds = make(grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5))
         found = list(ds.to_iter_dataset(THREADS))  # elements are asked for one by one
         assert numbers(found) == numbers([ds._parent[i] for i in range(len(ds))])
-        assert (
-            sum([num == 50 for num in source.asked]) <= 30 + 3
-            and sum(source.asked[: -len(ds)]) < 1_700
-        )
+        assert sum([num == 50 for num in source.asked]) <= 30 + 3
+        assert sum(source.asked[: -len(ds)]) < 1_700
     source = Counted(length)
     share = grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5)
     source.asked.clear()

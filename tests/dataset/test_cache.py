@@ -177,10 +177,8 @@ def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_and
         assert str(ds) == f"{name}IterDataset({parameter}=3)"
         assert str(iter(ds)) == f"{name}DatasetIterator({parameter}=3)"
     assert str(numbers(9).repeat()) == "RepeatIterDataset(num_epochs=None)"
-    assert (
-        str(CacheIterDataset(numbers(9).limit(3)))
-        == "CacheIterDataset(parent=LimitIterDataset(count=3))"
-    )
+    expected = "CacheIterDataset(parent=LimitIterDataset(count=3))"
+    assert (str(CacheIterDataset(numbers(9).limit(3)))) == expected
     for ds in (numbers(9).cache(), numbers(9).repeat(3)):
         assert_raises(NotImplementedError, None, iter(ds)._get_next_index)
 
@@ -211,9 +209,5 @@ def test_nothing_repeated_states_at_and_behind_ends_and_iterators_of_users():
     ds = SharingDataset(3)
     assert list(RepeatIterDataset(ds, 3)) == [0, 1, 2] * 3
     assert len(ds.made) == 1
-    assert_raises(
-        NotImplementedError,
-        "return a DatasetIterator from __iter__",
-        list,
-        RepeatIterDataset(Plain(2), 2),
-    )
+    with pytest.raises(NotImplementedError, match="return a DatasetIterator from __iter__"):
+        list(RepeatIterDataset(Plain(2), 2))

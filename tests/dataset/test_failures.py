@@ -100,11 +100,9 @@ def alone(ds):
 
 
 first, not_4 = itemgetter(0), (4).__ne__
-same, lists, pairs = (
-    methodcaller("map", alone),
-    methodcaller("batch", 5, batch_fn=list),
-    methodcaller("batch", 2, batch_fn=list),
-)
+same = methodcaller("map", alone)
+lists = methodcaller("batch", 5, batch_fn=list)
+pairs = methodcaller("batch", 2, batch_fn=list)
 prefetched = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
 prefetched_directly = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=0)
 in_threads = partial(gx.multithread_prefetch, num_threads=3, buffer_size=2)
@@ -210,10 +208,8 @@ def test_of_sources_and_own_datasets(mode):
             note
             == f"Raised by SourceMapDataset(source={name}) at element 17 (epoch 0, source key 17)."
         )
-    assert (
-        note_of(same(type("Own", (MapDataset,), methods)()).to_iter_dataset(mode))
-        == "Raised by Own at element 17."
-    )
+    expected = "Raised by Own at element 17."
+    assert (note_of(same(type("Own", (MapDataset,), methods)()).to_iter_dataset(mode))) == expected
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -361,14 +357,10 @@ def test_plain_generators_and_closed_iterators():
         yield fails(17)
 
     assert note_of(same(Stream())) == note_of(prefetched(Stream())) == "Raised by Stream."
-    assert (
-        note_of(Stream().mp_prefetch(MultiprocessingOptions(1)))
-        == "Raised in worker 0 of 1 by Stream, at the beginning."
-    )
-    assert (
-        note_of(same(Other()))
-        == "Raised by test_plain_generators_and_closed_iterators.<locals>.generate."
-    )
+    expected = "Raised in worker 0 of 1 by Stream, at the beginning."
+    assert (note_of(Stream().mp_prefetch(MultiprocessingOptions(1)))) == expected
+    expected = "Raised by test_plain_generators_and_closed_iterators.<locals>.generate."
+    assert (note_of(same(Other()))) == expected
     for ds in (
         BASE,
         same(IterDataset.mix([THREE.to_iter_dataset()])).mp_prefetch(MultiprocessingOptions(1)),
@@ -401,10 +393,8 @@ def test_what_users_objects_do_when_asked_replaces_nothing():
         gm.transforms.Map, "map", raises(Boom("mine")), __str__=refuse, __repr__=refuse
     )
     error = error_of(MapDataset.source(Rude()).to_iter_dataset(DIRECT))
-    assert (
-        error.args == ("mine",)
-        and error.__notes__[0] == "Raised by SourceMapDataset(source=Rude) at element 0."
-    )
+    assert error.args == ("mine",)
+    assert error.__notes__[0] == "Raised by SourceMapDataset(source=Rude) at element 0."
     error = error_of(BASE.map(nameless).to_iter_dataset(DIRECT))
     assert error.args == ("mine",) and error.__context__ is None
     assert error.__notes__[0].startswith("Raised by MapMapDataset at element 0 (")
@@ -462,10 +452,8 @@ def test_modes_of_filtering(monkeypatch):
     assert hidden["_gm_items"] is hidden["__next__"] is True
     error = error_of(MapDataset.source([np.zeros(2), np.zeros(3)]).batch(2).to_iter_dataset(DIRECT))
     # what raised stays
-    assert (
-        len(frames(error)) == 2
-        and "batching" in traceback.extract_tb(error.__traceback__)[-1].filename
-    )
+    assert len(frames(error)) == 2
+    assert "batching" in traceback.extract_tb(error.__traceback__)[-1].filename
     # the environment may say anything
     monkeypatch.setenv("GRISTMILL_PY_TRACEBACK_FILTERING", "sometimes")
     assert type(error_of(BEFORE[0]())) is Boom

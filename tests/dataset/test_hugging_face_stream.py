@@ -305,12 +305,8 @@ def test_what_the_library_may_lose_is_counted_from_the_beginning(name, folder):
 def test_what_cannot_be_resumed_or_is_no_stream_is_refused_with_a_remedy(
     make, error, message, folder
 ):
-    assert_raises(
-        error,
-        f"dataset must (not )?be .*{message}",
-        HuggingFaceIterDataset,
-        make(source("generator", folder)),
-    )
+    with pytest.raises(error, match=f"dataset must (not )?be .*{message}"):
+        HuggingFaceIterDataset(make(source("generator", folder)))
 
 
 def test_iterators_do_not_disturb_each_other_nor_what_is_done_to_the_data_set_later(folder):
@@ -325,12 +321,8 @@ def test_iterators_do_not_disturb_each_other_nor_what_is_done_to_the_data_set_la
     assert [row["x"] for row in second] == expected[1:]
     later = HuggingFaceIterDataset(stream)
     assert [row["x"] for row in later] == [row["x"] for row in stream]
-    assert_raises(
-        StateMismatchError,
-        "of an equal data set in the same epoch",
-        iter(later).set_state,
-        first_state(ds),
-    )
+    with pytest.raises(StateMismatchError, match="of an equal data set in the same epoch"):
+        iter(later).set_state(first_state(ds))
 
 
 def first_state(ds):
@@ -360,12 +352,8 @@ def test_states_of_other_streams_are_refused_and_change_nothing(folder):
             StateMismatchError, "in the state of HuggingFaceDatasetIterator", it.set_state, wrong
         )
         assert it.get_state() == before
-    assert_raises(
-        StateKeyError,
-        "is_at_end",
-        it.set_state,
-        {name: good[name] for name in good if name != "is_at_end"},
-    )
+    with pytest.raises(StateKeyError, match="is_at_end"):
+        it.set_state({name: good[name] for name in good if name != "is_at_end"})
     assert [row["x"] for row in it] == [row["x"] for row in ds][2:]
 
 
@@ -382,12 +370,11 @@ def test_a_state_of_a_longer_stream_that_is_counted_is_an_error(folder):
     it = iter(stream([1]))
     it.set_state(state)
     for _ in range(2):
-        assert_raises(
+        with pytest.raises(
             StateMismatchError,
-            "about a longer stream: 3 of the examples that it has delivered are not there",
-            next,
-            it,
-        )
+            match="about a longer stream: 3 of the examples that it has delivered are not there",
+        ):
+            next(it)
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 5])
@@ -453,9 +440,8 @@ def test_what_fails_in_the_library_fails_again_and_cannot_be_skipped(folder):
     before = it.get_state()
     for _ in range(3):
         assert_raises(ValueError, "twelve is bad", next, it)
-    assert_raises(
-        NotImplementedError, r"cannot move past .*such as \.map\(\.\.\.\)", it.skip_failed
-    )
+    with pytest.raises(NotImplementedError, match=r"cannot move past .*such as \.map\(\.\.\.\)"):
+        it.skip_failed()
     it.set_state(before)
     assert_raises(ValueError, "twelve is bad", next, it)
     behind = iter(

@@ -48,9 +48,8 @@ def test_wrong_arguments_and_no_random_access():
         for name in ("__getitem__", "shuffle", "slice", "to_iter_dataset")
         if hasattr(FIVE, name)
     ]
-    assert isinstance(iter(FIVE), DatasetIterator) and isinstance(
-        iter(MapDataset.range(3)), DatasetIterator
-    )
+    assert isinstance(iter(FIVE), DatasetIterator)
+    assert isinstance(iter(MapDataset.range(3)), DatasetIterator)
 
 
 def test_states_of_the_specification_batches_of_their_own_and_texts():
@@ -222,8 +221,6 @@ def test_options_of_an_interleaved_dataset_stay_in_it_and_others_reach_the_whole
     assert options_of(default).filter_warn_threshold_ratio == 0.9
     ds = with_options(NUMBERS, STRICT)
     assert iter(ds).get_state() == {"next_index": 0} and type(iter(ds)) is type(iter(NUMBERS))
-    assert (
-        str(ds)
-        == "WithOptionsIterDataset(options=DatasetOptions(filter_raise_threshold_ratio=0.5))"
-    )
+    expected = "WithOptionsIterDataset(options=DatasetOptions(filter_raise_threshold_ratio=0.5))"
+    assert (str(ds)) == expected
     assert ds.options is STRICT and ds.parents == (NUMBERS,)

@@ -40,18 +40,12 @@ def test_arguments_and_specs(make):
     assert list(ds.window_shuffle(np.int64(3), seed=np.uint32(4))) == list(
         ds.window_shuffle(3, seed=4)
     )
-    assert (
-        str(WindowShuffleMapDataset(MapDataset.range(3), window_size=2, seed=1))
-        == "WindowShuffleMapDataset"
-    )
-    assert (
-        str(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1))
-        == "WindowShuffleIterDataset"
-    )
-    assert (
-        str(iter(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1)))
-        == "WindowShuffleDatasetIterator"
-    )
+    expected = "WindowShuffleMapDataset"
+    assert (str(WindowShuffleMapDataset(MapDataset.range(3), window_size=2, seed=1))) == expected
+    expected = "WindowShuffleIterDataset"
+    assert (str(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1))) == expected
+    expected = "WindowShuffleDatasetIterator"
+    assert (str(iter(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1)))) == expected
 
 
 @pytest.mark.parametrize("size", [3, 255, 256, 257, 65_535, 65_536, 65_537, 65_538])
