@@ -9,13 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gristmill import (
-    FaultBudgetError,
-    IterDataset,
-    MapDataset,
-    MultiprocessingOptions,
-    ReadOptions,
-)
+from gristmill import FaultBudgetError, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.experimental import InterleaveIterDataset, RepeatIterDataset
 
 EVERY = {"max_rate": None, "max_consecutive": None}
