@@ -261,11 +261,9 @@ def of(*operations, sampler=None, source=range(17), workers=0, shard=None, n=17,
     return lambda: gristmill.DataLoader(**arguments, worker_count=workers)
 
 
-Batch, Shard, Range = (
-    gristmill.transforms.Batch,
-    gristmill.sharding.ShardOptions,
-    gristmill.sources.RangeDataSource,
-)
+Batch = gristmill.transforms.Batch
+Shard = gristmill.sharding.ShardOptions
+Range = gristmill.sources.RangeDataSource
 Sequential = gristmill.samplers.SequentialSampler
 ADD_ONE = operation(gristmill.transforms.Map, "map", lambda x: x + 1)
 DRAW = operation(
@@ -368,12 +366,10 @@ def test_states_of_loaders(name):
     with iter(OF_EACH_KIND[name]()) as it:
         before = it.get_state()
         for text in NO_JSON:
-            assert_raises(
-                StateMismatchError,
-                "the state of a DataLoader must be JSON text",
-                it.set_state,
-                text,
-            )
+            with pytest.raises(
+                StateMismatchError, match="the state of a DataLoader must be JSON text"
+            ):
+                it.set_state(text)
             assert_refused(it, json.JSONDecodeError, None, text, before)
         for value in (None, 3, 1.5, "x", [], [1], {}, True, float("nan")):
             assert refuses(it, value) and refuses(it, json.dumps(value).encode())
@@ -491,9 +487,8 @@ def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(
     before = it.get_state()
     own = json.loads(before) if isinstance(before, bytes) else before
     for other in different[:num]:
-        assert_raises(
-            StateMismatchError, "belongs to another pipeline", HANDLER.restore, root / other, it
-        )
+        with pytest.raises(StateMismatchError, match="belongs to another pipeline"):
+            HANDLER.restore(root / other, it)
         assert it.get_state() == before
     for other in (name, *different):
         (tmp_path / TEXT_NAME).write_bytes((root / other / TEXT_NAME).read_bytes())
