@@ -218,8 +218,19 @@ def test_states_restore_and_memory_is_bounded():
         assert found == expected
 
 
-def test_refusals_and_the_warning():
+@pytest.mark.parametrize("options", [ONE, THREADS])
+def test_an_error_comes_at_its_own_element(options):
+    source, order = Counted(900, {100, 777}), list(_range(900).block_shuffle(50, seed=5))
+    it = iter(grain.MapDataset.source(source).block_shuffle(50, seed=5).to_iter_dataset(options))
+    for num, expected in enumerate(order):
+        if expected in source.broken:
+            assert_raises(ValueError, f"record {expected}", next, it)
+            it.set_state({"next_index": num + 1})
+        else:
+            assert next(it)[0] == expected
 
+
+def test_refusals_and_the_warning():
     assert_raises(ValueError, "block_shuffle needs a seed", _range(9).block_shuffle)
     ds = _range(100).block_shuffle(4, group_size=3, seed=1)
     for small in (ds, ds.map(str).to_iter_dataset()):

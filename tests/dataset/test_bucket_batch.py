@@ -302,6 +302,8 @@ def test_what_is_too_long_is_in_reports_and_metrics():
             node.num_long for node in observed.summary().values() if node.num_long is not None
         ]
         assert found == 3 and "3 in BucketBatch" in str(observed.summary())
+    it = iter(lengths.bucket_batch(int, [2], batch_sizes=2, on_long="truncate"))
+    assert [(len(batch), it.num_long) for batch in it] == [(2, 1), (2, 2), (2, 3)]
 
 
 def test_a_stream_refuses_what_is_too_long_and_leaves_out_a_batch_that_cannot_be_made():

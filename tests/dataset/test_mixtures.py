@@ -311,8 +311,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_changed_mixture_gives_every_token_once(step):
-    """At every output, with another change every time, and sometimes a second change, of a state
-    that nothing was read from.
+    """At any output, also when nothing is left to read, with another change every time, and
+    sometimes a second change, of a state that nothing was read from.
     """
     kinds = [{"stop": "all"}, {"stop": "all", "by": num_tokens}]
     is_of_tokens = step not in ("rebatch", "batch")
@@ -320,8 +320,9 @@ def test_a_changed_mixture_gives_every_token_once(step):
         itertools.islice(itertools.cycle(itertools.product(CHANGES, kinds)), 10)
     ):
         before, after = CHANGES[change]
-        it = iter(STEPS[step](mixture(before, **options)))
-        delivered = [x for element in itertools.islice(it, num) for x in flat(element)]
+        ds = STEPS[step](mixture(before, **options))
+        it, stop = iter(ds), num if num < 8 else sum(1 for _ in ds) - num + 7
+        delivered = [x for element in itertools.islice(it, stop) for x in flat(element)]
         for weights in (after, after, Schedule({0: {"a": 1, "b": 5, "c": 1}}))[: 1 + num % 3]:
             state = json.loads(json.dumps(it.get_state()))
             it.close()
@@ -338,6 +339,16 @@ def test_a_changed_mixture_gives_every_token_once(step):
         }
         assert {x: n for x, n in found.items() if x < 3000} == expected, (num, change, options)
         assert all(n == (x % 3 + 1 if is_of_tokens else 1) for x, n in found.items())
+
+
+def test_a_component_that_is_added_within_the_last_element():
+    items = STEPS["flat_map"]
+    for num in range(7):  # the last time, the end has been met
+        it = iter(items(mixture({"a": 1}, 2, stop="all")))
+        found = [*itertools.islice(it, num)]
+        again = iter(items(mixture({"a": 1, "b": 1}, 2, stop="all")))
+        again.set_state(it.get_state())
+        assert Counter([*found, *again]) == {1000: 2, 1001: 3, 2000: 3, 2001: 1}
 
 
 def squeeze(x):

@@ -302,6 +302,7 @@ def test_states_of_grain_states_that_do_not_fit_and_long_lists():
         state(feature="y"),
         both,
         *[state(slices=x) for x in ((-1, 2), (2, 1), (1, 2, 3), (0.0, 1.0))],
+        *[{**state(), "skipped": skipped} for skipped in (3, [-1], ["1"], [1.5], None)],
     ):
         assert_raises(StateMismatchError, None, it.set_state, wrong)
     assert it.get_state() == iter(concat(stream(sequences(3, 3)))).get_state()

@@ -21,7 +21,13 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.dataset.stages.stream_order import in_stream_order
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
-from gristmill.experimental import DatasetOptions, InterleaveIterDataset, WithOptionsIterDataset
+from gristmill.experimental import (
+    DatasetOptions,
+    InterleaveIterDataset,
+    WithOptionsIterDataset,
+    get_next_index,
+    set_next_index,
+)
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap
 
@@ -197,6 +203,9 @@ def test_states_of_another_batch_size_and_states_that_do_not_fit():
         MapDataset.range(30).to_iter_dataset().map_with_index(lambda i, x: (i, x)).map(str).batch(4)
     )
     it, divided = iter(ds), iter(local(ds, 3))
+    for each in (it, divided):
+        set_next_index(each, 7)
+    assert divided.get_state() == it.get_state() and get_next_index(divided) == 7
     for each in (it, divided):  # in the middle of a batch
         each.set_state({"parent": {"next_index": 5}, "counter": 5})
     assert outcomes(divided) == outcomes(it)

@@ -63,7 +63,9 @@ STAGES = {
     ),
 }
 COLLECTING = [*STAGES][:8]
-REFILLED = [*COLLECTING, "window", "large window", "rebatch", "flat_map"]
+MIDDLE = [*STAGES, "drop"]
+STAGES["cache"] = lambda ds, length: (ds.cache(copy_elements=True).repeat(2), length)
+REFILLED = [*COLLECTING, "window", "large window", "rebatch", "flat_map", "cache"]
 
 
 def sequence(i):
@@ -100,7 +102,7 @@ class Decisions:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_restore_and_an_error_change_nothing(seed):
     rng = random.Random(seed)
-    names = ["drop", *rng.choices([*STAGES, "drop"], k=rng.randrange(1, 4)), rng.choice(REFILLED)]
+    names = ["drop", *rng.choices(MIDDLE, k=rng.randrange(1, 4)), rng.choice(REFILLED)]
     decisions = [Decisions(rng) for name in names if name == "drop"]
     failing = Failing(*rng.sample(range(70), 4), times=2)
     ds = chain(names, decisions, failing)
