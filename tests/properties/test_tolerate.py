@@ -42,7 +42,7 @@ ALL = {"max_rate": None, "max_consecutive": None}
 DIRECT = ReadOptions(num_threads=0)
 BROKEN = {5, 17, 900}
 LIMIT = 40
-some = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=35, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def break_some(x):
