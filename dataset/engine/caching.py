@@ -62,7 +62,9 @@ class Cache(Replaying):
                 f"skipped in the state of {self} must be ascending non-negative integers{allowed},"
                 f" got {shown(state['skipped'])}"
             )
-        return self.parent.load(state_field(state, "parent", self)), num, is_filled, tuple(skipped)
+        parent = self.parent.load(state_field(state, "parent", self))
+        self.parent.forget()  # which may have closed members that live runs have
+        return parent, num, is_filled, tuple(skipped)
 
     def held(self, state: object) -> str | None:
         num = state_count(state, "position", self)

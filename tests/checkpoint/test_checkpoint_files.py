@@ -66,10 +66,8 @@ def loader(
     sampler = gristmill.samplers.IndexSampler(20, shuffle=shuffle, num_epochs=2, seed=seed)
     if sequential_seed is not None:
         sampler = gristmill.samplers.SequentialSampler(20, seed=sequential_seed)
-    steps, data = (
-        [ADD_ONE] * num_maps + [Batch(batch_size)],
-        list(range(20)) if source is None else source,
-    )
+    steps = [ADD_ONE] * num_maps + [Batch(batch_size)]
+    data = list(range(20)) if source is None else source
     arguments = {
         "data_source": data,
         "sampler": sampler,
@@ -87,25 +85,17 @@ def described(folder):
 OTHERS = [
     *((chain, {"n": 22}, "length"), (chain, {"seed": 4}, "seed of ShuffleMapDataset")),
     (chain, {"random_seed": 6}, "seed of RandomMapDatasetIterator"),
-    *(
-        (chain, {"batch_size": 4}, "batch_size of BatchDatasetIterator"),
-        (chain, {"drop": True}, "drop_remainder"),
-    ),
-    *(
-        (chain, {"step": 2}, "length"),
-        (chain, {"epochs": 3}, "length of MapMapDataset"),
-        (chain, {"filtered": True}, "stage"),
-    ),
+    (chain, {"batch_size": 4}, "batch_size of BatchDatasetIterator"),
+    (chain, {"drop": True}, "drop_remainder"),
+    (chain, {"step": 2}, "length"),
+    (chain, {"epochs": 3}, "length of MapMapDataset"),
+    (chain, {"filtered": True}, "stage"),
     *((chain, {"source": list(range(20))}, "stage"), (chain, {"source": np.arange(20)}, "stage")),
     *((loader, {"batch_size": 4}, "batch_size of Batch"), (loader, {"num_maps": 2}, "stage")),
-    *(
-        (loader, {"seed": 4}, "sampler of DataLoader"),
-        (loader, {"shuffle": False}, "sampler of DataLoader"),
-    ),
-    *(
-        (loader, {"source": range(20)}, "source of DataLoader"),
-        (loader, {"shard": ShardOptions(0, 2)}, "length of DataLoader"),
-    ),
+    (loader, {"seed": 4}, "sampler of DataLoader"),
+    (loader, {"shuffle": False}, "sampler of DataLoader"),
+    (loader, {"source": range(20)}, "source of DataLoader"),
+    (loader, {"shard": ShardOptions(0, 2)}, "length of DataLoader"),
     (loader, {"workers": 2}, "worker_count of DataLoader"),
     (
         lambda shard=0: loader(shard=ShardOptions(shard, 2)),
@@ -123,13 +113,8 @@ def test_another_pipeline_is_refused_by_name_and_left_as_it_was(tmp_path, make, 
     next(it), next(it)
     HANDLER.save(tmp_path, it)
     np.testing.assert_array_equal(next(other), next(undisturbed))
-    assert_raises(
-        StateMismatchError,
-        f"belongs to another pipeline.*{named}",
-        HANDLER.restore,
-        tmp_path,
-        other,
-    )
+    with pytest.raises(StateMismatchError, match=f"belongs to another pipeline.*{named}"):
+        HANDLER.restore(tmp_path, other)
     np.testing.assert_array_equal(next(other), next(undisturbed))
 
 
@@ -166,10 +151,8 @@ def test_a_loader_describes_itself_and_a_damaged_description_is_refused(tmp_path
     # What does not validate is not compared.
     unchecked = gristmill.DataLoaderIterator(loader(seed=9)._loader, None, validate_state=False)
     HANDLER.restore(tmp_path, unchecked)
-    assert (
-        json.loads(unchecked.get_state())["last_seen_indices"]
-        == json.loads(it.get_state())["last_seen_indices"]
-    )
+    found = json.loads(unchecked.get_state())["last_seen_indices"]
+    assert found == json.loads(it.get_state())["last_seen_indices"]
     next(it)
     before = it.get_state()
     for text in ("", "{}", "[]", '{"pipeline": 3}', "\xff"):

@@ -63,11 +63,9 @@ def texts(it):
     return it.get_state(), json.dumps(_describe(it))
 
 
-SHARD, NO_SHARD, sampler = (
-    gristmill.ShardOptions(0, 1),
-    gristmill.NoSharding(),
-    gristmill.IndexSampler,
-)
+SHARD = gristmill.ShardOptions(0, 1)
+NO_SHARD = gristmill.NoSharding()
+sampler = gristmill.IndexSampler
 # The parts of something, the same before and after the interrupt; how it is made; and what is asked
 # for.
 CASES = {

@@ -203,11 +203,9 @@ def test_loading_does_not_start_to_read_and_the_handler_does(name, tmp_path):
     threads, processes = running("gristmill-read"), children()
     with iter(make(Source(told))) as it:
         v1.load_checkpointables(tmp_path / "c", {"data": it})
-        assert (
-            {*running("gristmill-read")} <= {*threads}
-            and children() <= processes
-            and not told.exists()
-        )
+        assert {*running("gristmill-read")} <= {*threads}
+        assert children() <= processes
+        assert not told.exists()
         CheckpointHandler().restore(tmp_path / "c" / "data", it)
         wait_until(told.exists)
         assert len(values(it)) > 3
@@ -239,13 +237,8 @@ def test_errors_of_restoring_come_through_and_change_nothing(tmp_path):
         for iterator in (it, other):
             missing = f"File .*{FILE} does not exist"
             check_refused(iterator, ValueError, missing)
-            assert_raises(
-                ValueError,
-                missing,
-                CheckpointHandler().restore,
-                tmp_path / "nowhere",
-                item=iterator,
-            )
+            with pytest.raises(ValueError, match=missing):
+                CheckpointHandler().restore(tmp_path / "nowhere", item=iterator)
     assert (it.get_state(), other.get_state()) == before
 
 
@@ -374,10 +367,8 @@ WITHOUT_JAX = """
 def test_states_and_the_protocol_do_not_need_jax(tmp_path):
     lines = output(tmp_path, WITHOUT_JAX, tmp_path)
     for files, error, folder in zip(lines[:4:2], lines[1:4:2], "ab", strict=True):
-        assert (
-            files == f"['{FILE}']"
-            and f"File {tmp_path}/{folder}/nowhere/{FILE} does not exist" in error
-        )
+        assert files == f"['{FILE}']"
+        assert f"File {tmp_path}/{folder}/nowhere/{FILE} does not exist" in error
     reason = (
         "needs the package orbax-checkpoint, which is not installed; run: pip install"
         " 'gristmill[orbax]'"

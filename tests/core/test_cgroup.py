@@ -43,10 +43,8 @@ def test_the_affinity_decides_or_the_cpus_of_version_2_or_limits_of_groups_furth
     ]
     # the last one is above the affinity
     for cpu_max, expected in [*cases, (f"{ALL}00000 1000", ALL)]:
-        assert (
-            measured({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": cpu_max + "\n"})[0]
-            == expected
-        )
+        found = measured({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": cpu_max + "\n"})[0]
+        assert found == expected
     files = {
         "proc/self/cgroup": "0::/pod/container\n",
         "sys/fs/cgroup/pod/cpu.max": "100000 100000\n",

@@ -106,10 +106,8 @@ def test_mutable_fields_with_defaults_in_slots_equality_by_value_and_texts():
     for thing in (RecordMetadata(1), Record(RecordMetadata(1), 1), lazy):
         assert_raises(TypeError, "unhashable", hash, thing)
     rng = philox(0)
-    assert (
-        str(RecordMetadata(1, 2, rng))
-        == "RecordMetadata(index=1, record_key=2, rng=Generator(Philox))"
-    )
+    expected = "RecordMetadata(index=1, record_key=2, rng=Generator(Philox))"
+    assert (str(RecordMetadata(1, 2, rng))) == expected
     assert str(RecordMetadata(1)) == "RecordMetadata(index=1, record_key=None, rng=None)"
     assert repr(RecordMetadata(1, 2)) == "RecordMetadata(index=1, record_key=2, rng=None)"
     assert repr(RecordMetadata(1, 2, rng)) == f"RecordMetadata(index=1, record_key=2, rng={rng!r})"
@@ -227,9 +225,8 @@ def test_our_traversal_is_jax_s(value, other):
             jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]
         ]
         assert tree.leaf_paths(value) == paths
-        assert structure == tree.flatten(value)[1] and hash(structure) == hash(
-            tree.flatten(value)[1]
-        )
+        assert structure == tree.flatten(value)[1]
+        assert hash(structure) == hash(tree.flatten(value)[1])
         assert (structure == tree.flatten(other)[1]) == (jaxs[0] == jaxs[1])
     # With JAX imported, its functions are used.
     assert tree.flatten(value) == (leaves, jaxs[0])
@@ -244,9 +241,8 @@ def test_without_jax_which_is_not_imported_and_with_a_half_imported_one(tmp_path
     with own_traversal():
         leaves, _ = tree.flatten({"b": array, "a": np.float32(1)})
         assert leaves[1] is array and leaves[0] == 1
-        assert_raises(
-            ValueError, r"keys of a dict must be sortable.*'a', 1", tree.flatten, {"a": 1, 1: 2}
-        )
+        with pytest.raises(ValueError, match=r"keys of a dict must be sortable.*'a', 1"):
+            tree.flatten({"a": 1, 1: 2})
         leaves, structure = tree.flatten({"a": [1, (2, None)]})
         assert repr(structure) == "dict['a': list[*, tuple[*, NoneType[]]]]"
     # JAX may be imported between the two
@@ -297,9 +293,8 @@ def test_a_value_with_equivalent_dtypes_wrong_values_and_the_protocol():
     assert len({equal[0], *others}) == 6
     key = jax.random.key(0)
     spec = ShapeDtypeStruct(key.shape, key.dtype)
-    assert spec == ShapeDtypeStruct((), key.dtype) and hash(spec) == hash(
-        ShapeDtypeStruct((), key.dtype)
-    )
+    assert spec == ShapeDtypeStruct((), key.dtype)
+    assert hash(spec) == hash(ShapeDtypeStruct((), key.dtype))
     assert spec != ShapeDtypeStruct((), np.uint32)
     assert ShapeDtypeStruct((2,), jax.numpy.bfloat16) == ShapeDtypeStruct(
         (2,), jax.numpy.zeros(2, "bfloat16").dtype

@@ -44,14 +44,8 @@ def test_fields_counts_flags_and_lists_of_states():
     found = r"owner must have the key 'b', found only \['a', 1\]"
     assert_raises(StateKeyError, found, state_field, {"a": 0, 1: 0}, "b", "owner")
     for wrong in (None, [("a", 1)], 5, "a", b"a"):
-        assert_raises(
-            StateMismatchError,
-            "owner must be a mapping with the key 'a'",
-            state_field,
-            wrong,
-            "a",
-            "owner",
-        )
+        with pytest.raises(StateMismatchError, match="owner must be a mapping with the key 'a'"):
+            state_field(wrong, "a", "owner")
     with pytest.raises(StateMismatchError) as caught:
         state_field("x" * 10_000, "a", "owner")
     assert len(str(caught.value)) < 400
@@ -72,16 +66,8 @@ def test_fields_counts_flags_and_lists_of_states():
     assert state_list({"x": (1, None)}, "x", "owner", 2, "the number of parents") == [1, None]
     match = "x in the state of owner must be a list of 2, the number of parents, got"
     for wrong in ([1], [1, 2, 3], {"0": 1}, "ab", None, 2):
-        assert_raises(
-            StateMismatchError,
-            match,
-            state_list,
-            {"x": wrong},
-            "x",
-            "owner",
-            2,
-            "the number of parents",
-        )
+        with pytest.raises(StateMismatchError, match=match):
+            state_list({"x": wrong}, "x", "owner", 2, "the number of parents")
     assert plain_counts([np.int32(3), 0, sys.maxsize]) == [3, 0, sys.maxsize]
     assert all(type(count) is int for count in plain_counts((np.uint8(3), 4)))
     for wrong in (
@@ -216,12 +202,11 @@ def test_options_of_one_word_refuse_what_is_equal_to_a_word(name):
         {word},
         f"{word} ",
     ):
-        assert_raises(
+        with pytest.raises(
             (TypeError, ValueError),
-            f"{name.strip()} must be .*got {re.escape(repr(wrong)[:20])}",
-            make,
-            wrong,
-        )
+            match=f"{name.strip()} must be .*got {re.escape(repr(wrong)[:20])}",
+        ):
+            make(wrong)
 
 
 def test_errors_are_caught_as_what_users_expect_their_texts_and_notes_of_any_exception():
@@ -232,11 +217,9 @@ def test_errors_are_caught_as_what_users_expect_their_texts_and_notes_of_any_exc
         (KeyRangeError, (IndexError, ValueError)),
     ]:
         other = pickle.loads(pickle.dumps(kind("the message")))
-        assert (
-            type(other) is kind
-            and {*caught_as} < {*kind.__mro__}
-            and str(kind("the message")) == str(other) == "the message"
-        )
+        assert type(other) is kind
+        assert {*caught_as} < {*kind.__mro__}
+        assert str(kind("the message")) == str(other) == "the message"
     error = missing_package("pyarrow", "parquet", "ParquetIterDataset")
     assert isinstance(error, ImportError)
     for part in ("pyarrow", "gristmill[parquet]", "ParquetIterDataset"):

@@ -67,38 +67,29 @@ def test_counts_are_checked_and_threads_and_workers_need_a_buffer(caplog):
     ]
     for kind, field in fields:
         for value in (None, 1.0, "1"):
-            assert_raises(
-                TypeError,
-                f"^{field.name} must be an integer( or 'auto')?, got",
-                kind,
-                **{field.name: value},
-            )
-        assert_raises(
-            ValueError,
-            f"^{field.name} must be a non-negative integer, got -1",
-            kind,
-            **{field.name: -1},
-        )
+            with pytest.raises(
+                TypeError, match=f"^{field.name} must be an integer( or 'auto')?, got"
+            ):
+                kind(**{field.name: value})
+        with pytest.raises(
+            ValueError, match=f"^{field.name} must be a non-negative integer, got -1"
+        ):
+            kind(**{field.name: -1})
         assert kind(**{field.name: 0}) == kind(**{field.name: np.int64(0)})
         assert type(getattr(kind(**{field.name: np.int64(3)}), field.name)) is int
     assert MultiprocessingOptions(0, 0).per_worker_buffer_size == 0
-    assert_raises(
-        ValueError,
-        r"^per_worker_buffer_size must be a positive integer, got 0",
-        MultiprocessingOptions,
-        1,
-        0,
-    )
+    with pytest.raises(
+        ValueError, match=r"^per_worker_buffer_size must be a positive integer, got 0"
+    ):
+        MultiprocessingOptions(1, 0)
     caplog.clear()
     for threads, buffer in ((16, 0), (0, 5), (5, 5)):
         ReadOptions(threads, buffer)
     assert caplog.records == []
     ReadOptions(6, 5)
     (record,) = caplog.records
-    assert (
-        "num_threads=6" in record.getMessage()
-        and "only 5 threads can be busy" in record.getMessage()
-    )
+    assert "num_threads=6" in record.getMessage()
+    assert "only 5 threads can be busy" in record.getMessage()
 
 
 OPTIONAL = dict.fromkeys(
@@ -107,20 +98,21 @@ OPTIONAL = dict.fromkeys(
 OPTIONAL |= {
     "execution_tracking_mode": st.sampled_from(ExecutionTrackingMode),
     "min_shm_size": st.integers(0, 2**40),
+    "max_threads": st.none() | st.integers(1, 99),
+    "max_bytes_ahead": st.integers(1, 2**40),
 }
 GIVEN = st.fixed_dictionaries({}, optional=OPTIONAL)
 OF_DATASETS = {"filter_warn_threshold_ratio": 0.9, "filter_raise_threshold_ratio": None}
 OF_DATASETS |= {"execution_tracking_mode": ExecutionTrackingMode.DISABLED, "min_shm_size": 0}
+OF_DATASETS |= {"max_threads": None, "max_bytes_ahead": None}
 
 
 @given(GIVEN, GIVEN, GIVEN)
 def test_laws_of_dataset_options(one, other, third):
     a, b, c = (DatasetOptions(**given) for given in (one, other, third))
     assert {name: getattr(a, name) for name in OF_DATASETS} == {**OF_DATASETS, **one}
-    assert (
-        repr(a)
-        == f"DatasetOptions({', '.join(f'{k}={one[k]!r}' for k in OF_DATASETS if k in one)})"
-    )
+    expected = f"DatasetOptions({', '.join(f'{k}={one[k]!r}' for k in OF_DATASETS if k in one)})"
+    assert (repr(a)) == expected
     assert a.merge(b) == DatasetOptions(**{**other, **one})  # what the first gives explicitly
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
     assert a.merge(a) == a == a.merge(None)
@@ -133,10 +125,8 @@ def test_laws_of_dataset_options(one, other, third):
 
 
 def test_dataset_options_are_frozen_checked_and_know_what_was_given():
-    explicit, half = (
-        DatasetOptions(filter_warn_threshold_ratio=0.9),
-        DatasetOptions(filter_warn_threshold_ratio=0.5),
-    )
+    explicit = DatasetOptions(filter_warn_threshold_ratio=0.9)
+    half = DatasetOptions(filter_warn_threshold_ratio=0.5)
     assert explicit != DatasetOptions()
     assert explicit.merge(half).filter_warn_threshold_ratio == 0.9
     assert DatasetOptions().merge(half).filter_warn_threshold_ratio == 0.5
@@ -151,6 +141,8 @@ def test_dataset_options_are_frozen_checked_and_know_what_was_given():
         ("execution_tracking_mode", TypeError, [1, None]),
         ("min_shm_size", ValueError, [-1]),
         ("min_shm_size", TypeError, [1.5, None]),
+        *[(name, ValueError, [0]) for name in ("max_threads", "max_bytes_ahead")],
+        *[(name, TypeError, ["many"]) for name in ("max_threads", "max_bytes_ahead")],
     ]:
         for value in values:
             assert_raises(error, f"^{name} must be", DatasetOptions, **{name: value})
@@ -236,10 +228,8 @@ def test_by_jax_process_here_in_a_cluster_and_without_jax(tmp_path):
         jax.process_count(),
         True,
     )
-    assert (
-        repr(ShardByJaxProcess())
-        == "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)"
-    )
+    expected = "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)"
+    assert (repr(ShardByJaxProcess())) == expected
     assert output(tmp_path, IN_A_CLUSTER) == [
         "ShardByJaxProcess(shard_index=2, shard_count=5, drop_remainder=True)",
         "not swallowed",

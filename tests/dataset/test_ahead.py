@@ -27,7 +27,6 @@ from computing_ahead import (  # noqa: F401
     working,
 )
 from interrupting import Interrupt
-from new_seed import SEED
 from operations import operation
 from programs import output
 from refusing import assert_raises
@@ -79,20 +78,7 @@ def frozen():
 
 class TestBuffers:
     @each_size(
-        [
-            (1, 1),
-            (1, 16),
-            (2, 1),
-            (8, 4),
-            (15, 16),
-            (16, 16),
-            (17, 2),
-            (100, 5),
-            (500, 16),
-            (5000, 16),
-        ],
-        (prefetching, 0, 1, 2, 3, 64, 1000),
-        (sharing, 0, 1, 2, 5, 50),
+        [(1, 1), (8, 4), (15, 16), (500, 16)], (prefetching, 0, 1, 3, 1000), (sharing, 0, 1, 5)
     )
     @pytest.mark.usefixtures("quick_switches")
     def test_order_and_no_more_elements_ahead_than_the_buffer_holds(
@@ -122,11 +108,7 @@ class TestBuffers:
         assert it._gm_take(1) == too_far == []
         assert sorted(seen) == list(range(1000))  # and each is computed once
 
-    @each_size(
-        [(1, 1), (8, 1), (8, 4), (3, 16), (500, 16)],
-        (prefetching, 1, 2, 3, 100),
-        (sharing, 1, 2, 5),
-    )
+    @each_size([(1, 1), (8, 4), (3, 16)], (prefetching, 1, 3), (sharing, 1, 5))
     def test_start_prefetch_fills_the_buffer_and_waits(self, make, size, args, monkeypatch):
         monkeypatch.setattr(budget, "_NUM_CPUS", 16)
         gate, num = Gate(), 3 * size if make is sharing else size
@@ -215,19 +197,6 @@ class TestEnds:
         assert sorted(gate.seen) == list(range(num))  # and nothing else is computed
 
     @each_kind
-    @pytest.mark.usefixtures("without_collector")
-    def test_abandoned_iterators_leave_no_threads(self, make):
-        for _ in make(1000, str, 5):
-            break
-        wait_for_no_threads()
-        gc.enable()
-        for i in range(100):
-            it = iter(make(1000, str, 8).batch(3, batch_fn=list))
-            assert next(it) == ["0", "1", "2"]
-            if i % 2:
-                it.circle = [it]  # for the garbage collector
-
-    @each_kind
     def test_garbage_collection_inside_the_thread_and_at_every_allocation(self, make, frozen):
         def collect(x):
             gc.collect()
@@ -286,7 +255,7 @@ class TestInterrupts:
 
     # An interrupt may come in a callback of another library, where Python can only print it.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    @each_size([], (prefetching, 1, 5, 60), (prefetching_plain, 1, 5, 60), (sharing, 0, 1, 3, 30))
+    @each_size([], (prefetching, 5), (prefetching_plain, 1, 60), (sharing, 0, 3))
     def test_interrupts_at_any_moment_lose_nothing(self, make, size, args):
         """A timer interrupts the consumer again and again, wherever it is. What is in its list has
         been delivered.
@@ -309,7 +278,7 @@ class TestInterrupts:
         rng = random.Random(size)
         num_interrupts = 0
         try:
-            for _ in range(8):
+            for _ in range(4):
                 it, got, is_over = iter(make(200, int, size)), [], False
                 while not is_over:
                     try:
@@ -467,9 +436,6 @@ WAYS = {
     "thread_prefetch": lambda s: ThreadPrefetchIterDataset(
         mapped(s, computing_ahead.DIRECT), prefetch_buffer_size=50
     ),
-    "thread_prefetch of threads": lambda s: ThreadPrefetchIterDataset(
-        mapped(s), prefetch_buffer_size=50
-    ),
     "multithread_prefetch": lambda s: multithread_prefetch(
         mapped(s, computing_ahead.DIRECT), 1, 50
     ),
@@ -482,11 +448,6 @@ WAYS = {
     "loader": lambda s: loader(s, 0),
     "worker": lambda s: mapped(s, computing_ahead.DIRECT).mp_prefetch(ONE_WORKER),
     "worker with threads": lambda s: MapDataset.source(s).to_iter_dataset().mp_prefetch(ONE_WORKER),
-    "worker, random": lambda s: (
-        mapped(s, computing_ahead.DIRECT)
-        .random_map(lambda x, rng: x, seed=0)
-        .mp_prefetch(ONE_WORKER)
-    ),
     "loader with a worker": lambda s: loader(s, 1),
 }
 
@@ -503,7 +464,7 @@ def test_elements_before_one_that_hangs_are_delivered(way, computes, monkeypatch
     not.
     """
     monkeypatch.setattr(pullahead, "_LOOK_SECONDS", 10 * PATIENCE_SECONDS)
-    for num_quick in (100,) if "worker" in way else (2, 100, 1500):
+    for num_quick in (100,) if "worker" in way else (2, 1500):
         num_expected = num_quick
         if way in ("threads", "mixture"):  # in another order
             with iter(WAYS[way](Source(num_quick + 40, 0))) as it:
@@ -530,37 +491,6 @@ def of_a_file(tmp_path):
         pyarrow.table({"x": range(300)}), tmp_path / "file.parquet"
     )
     return gm.experimental.ParquetIterDataset(str(tmp_path / "file.parquet"))
-
-
-@pytest.mark.parametrize("way", ["threads", "thread_prefetch", "loader", "worker", "file"])
-@pytest.mark.usefixtures("quick_switches")
-def test_an_iterator_is_used_by_one_thread_at_a_time(way, tmp_path):
-    """The others get an error that says so; elements are delivered once, and in order for each
-    thread.
-    """
-    errors, pause = set(), threading.Event()
-    with iter(of_a_file(tmp_path) if way == "file" else WAYS[way](Source(300, 0))) as it:
-
-        def consume():
-            got, num_errors = [], 0
-            while True:
-                try:
-                    got.append(next(it))
-                except StopIteration:
-                    return got
-                except RuntimeError as error:
-                    errors.add(str(error).split(" is in next() already")[0])
-                    num_errors += 1
-                    if not num_errors % 20:
-                        pause.wait(0.001)  # for the threads that compute
-
-        with ThreadPoolExecutor(4) as pool:
-            parts = [
-                part.result(PATIENCE_SECONDS) for part in [pool.submit(consume) for _ in range(4)]
-            ]
-        got = [x["x"] if way == "file" else x for part in parts for x in part]
-        assert sorted(got) == list(range(300))
-        assert errors <= {str(it._iterator if way == "loader" else it)}
 
 
 FILES = "bases/iterator.py", "engine/iterators.py", "stages/files.py"
@@ -694,19 +624,3 @@ def run_to_end(coroutine):
     """Runs what awaits nothing."""
     with pytest.raises(StopIteration):
         coroutine.send(None)
-
-
-def test_after_an_interrupt_anywhere_an_iterator_is_not_in_use():
-    def interrupt(*_):
-        raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        it, seeded = iter(numbers(10**9)), random.Random(SEED)
-        for _ in range(500):
-            with pytest.raises(Interrupt):
-                signal.setitimer(signal.ITIMER_REAL, seeded.uniform(1e-5, 3e-4))
-                while True:
-                    next(it)
-    finally:
-        signal.signal(signal.SIGALRM, before)

@@ -305,26 +305,12 @@ def test_threads_that_compute_lanes_are_found():
 
 
 def test_what_is_refused():
-    assert_raises(
-        TypeError,
-        "num_workers must be an integer or 'auto', got 'many'",
-        MultiprocessingOptions,
-        "many",
-    )
-    assert_raises(
-        ValueError,
-        "max_workers must be None unless num_workers is 'auto'",
-        MultiprocessingOptions,
-        2,
-        max_workers=3,
-    )
-    assert_raises(
-        ValueError,
-        "max_workers must be a positive integer, got 0",
-        RayOptions,
-        "auto",
-        max_workers=0,
-    )
+    with pytest.raises(TypeError, match="num_workers must be an integer or 'auto', got 'many'"):
+        MultiprocessingOptions("many")
+    with pytest.raises(ValueError, match="max_workers must be None unless num_workers is 'auto'"):
+        MultiprocessingOptions(2, max_workers=3)
+    with pytest.raises(ValueError, match="max_workers must be a positive integer, got 0"):
+        RayOptions("auto", max_workers=0)
     assert_raises(TypeError, "num_threads must be an integer or 'auto'", ReadOptions, "some")
     of_threads = "max_workers must be None unless num_threads is 'auto', got 2 beside 4"
     assert_raises(ValueError, of_threads, ReadOptions, 4, max_workers=2)

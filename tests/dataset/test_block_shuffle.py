@@ -49,7 +49,7 @@ class Counted:
 
 
 def slowly(x):
-    threading.Event().wait(0.002)
+    threading.Event().wait(0.001)
     return x
 
 
@@ -67,7 +67,7 @@ def test_it_is_a_permutation_at_every_length(monkeypatch):
         return (np.arange(start, stop) + seed) % (max_index + 1)
 
     monkeypatch.setattr(permutation, "_permute_range", rotated)
-    for length in range(1, 3001):
+    for length in range(1, 1001):
         for block_size, group_size in (
             ((1, 1), (7, 5), (64, 8), (4000, 3)) if length % 100 == 1 else ((16, 6),)
         ):
@@ -90,11 +90,9 @@ def test_any_element_of_a_long_dataset(length):
     group = 131_072 * 12_345
     found = np.array(list(ds._gm_items(range(group, group + 131_072))))
     whole = np.unique(found // 256, return_counts=True)[1]
-    assert (
-        len(np.unique(found)) == 131_072
-        and len(whole) in (512, 513)
-        and (whole == 256).sum() >= 511
-    )
+    assert len(np.unique(found)) == 131_072
+    assert len(whole) in (512, 513)
+    assert (whole == 256).sum() >= 511
     assert len(np.unique(list(ds._gm_items([*range(0, length, length // 999)])))) == len(
         range(0, length, length // 999)
     )
@@ -124,7 +122,7 @@ def test_it_mixes_nearly_as_well_as_a_global_shuffle():
 
 
 def test_iteration_reads_every_block_once():
-    length = 6_000
+    length = 3_000
     for options, make in (
         (ONE, lambda ds: ds),
         (THREADS, lambda ds: ds.map(np.copy)),
@@ -148,10 +146,8 @@ def test_iteration_reads_every_block_once():
         ds = make(grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5))
         found = list(ds.to_iter_dataset(THREADS))  # elements are asked for one by one
         assert numbers(found) == numbers([ds._parent[i] for i in range(len(ds))])
-        assert (
-            sum([num == 50 for num in source.asked]) <= 30 + 3
-            and sum(source.asked[: -len(ds)]) < 1_700
-        )
+        assert sum([num == 50 for num in source.asked]) <= 30 + 3
+        assert sum(source.asked[: -len(ds)]) < 1_700
     source = Counted(length)
     share = grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5)
     source.asked.clear()
@@ -209,7 +205,7 @@ def test_states_restore_and_memory_is_bounded():
     assert numbers([next(it) for _ in range(500)]) == expected[700:1200]
     it.set_state(state)
     assert numbers(it) == expected[700:]
-    for max_bytes in (1, 5_000, 40_000):
+    for max_bytes in (1, 40_000):
         stream = grain.experimental.WithOptionsIterDataset(
             ds.to_iter_dataset(THREADS), DatasetOptions(max_bytes_ahead=max_bytes)
         )
@@ -222,35 +218,19 @@ def test_states_restore_and_memory_is_bounded():
         assert found == expected
 
 
-def test_an_error_comes_at_its_own_element():
-    broken = {100, 1_777}
-    ds = grain.MapDataset.source(Counted(3_000, broken)).block_shuffle(50, group_size=20, seed=5)
-    order = list(_range(3_000).block_shuffle(50, group_size=20, seed=5))
-    for options in (ONE, THREADS):
-        it = iter(ds.to_iter_dataset(options))
-        found = []
-        while len(found) < 3_000:
-            try:
-                found.append(int(next(it)[0]))
-            except ValueError as error:
-                assert str(error) == f"record {order[len(found)]}"
-                found.append(order[len(found)])
-                it.set_state({"next_index": len(found)})
-        assert found == order
+@pytest.mark.parametrize("options", [ONE, THREADS])
+def test_an_error_comes_at_its_own_element(options):
+    source, order = Counted(900, {100, 777}), list(_range(900).block_shuffle(50, seed=5))
+    it = iter(grain.MapDataset.source(source).block_shuffle(50, seed=5).to_iter_dataset(options))
+    for num, expected in enumerate(order):
+        if expected in source.broken:
+            assert_raises(ValueError, f"record {expected}", next, it)
+            it.set_state({"next_index": num + 1})
+        else:
+            assert next(it)[0] == expected
 
 
 def test_refusals_and_the_warning():
-    assert_raises(
-        ValueError, "block_size must be a positive integer", _range(9).block_shuffle, 0, seed=1
-    )
-    assert_raises(
-        ValueError,
-        "group_size must be a positive integer",
-        _range(9).block_shuffle,
-        2,
-        group_size=-1,
-        seed=1,
-    )
     assert_raises(ValueError, "block_shuffle needs a seed", _range(9).block_shuffle)
     ds = _range(100).block_shuffle(4, group_size=3, seed=1)
     for small in (ds, ds.map(str).to_iter_dataset()):
@@ -269,21 +249,8 @@ def test_the_command(tmp_path, capsys):
         " range(1000)]).block_shuffle(20, seed=1)\n"
     )
     target = f"{tmp_path / 'pipe.py'}:ds"
-    assert (
-        main(
-            [
-                "shuffle",
-                target,
-                "--key",
-                "label",
-                "--batch-size",
-                "50",
-                "--output",
-                str(tmp_path / "x.svg"),
-            ]
-        )
-        == 0
-    )
+    options = ["--key", "label", "--batch-size", "50", "--output"]
+    assert main(["shuffle", target, *options, str(tmp_path / "x.svg")]) == 0
     assert "distance of batches from the whole: 0." in capsys.readouterr().out
     assert (tmp_path / "x.svg").read_text().startswith("<svg")
     assert main(["shuffle", target, "--batch-size", "0"]) == 2

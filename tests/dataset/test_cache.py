@@ -156,7 +156,7 @@ def test_states_of_iterators_that_left_out_other_elements():
         assert list(fresh) == []
 
 
-def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_arguments_and_texts():
+def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_and_texts():
     early = MapDataset.range(9).map(lambda x: x if x != 4 else {}[x])
     opened = early.map(lambda x: open("/no/such/file") if x == 2 else x)  # noqa: SIM115, PTH123
     it = iter(opened.to_iter_dataset(DIRECT).cache())
@@ -169,20 +169,7 @@ def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_arg
         seen = []
         it = iter(numbers(10).map(lambda x, seen=seen: seen.append(x) or x).limit(3))
         assert list(itertools.chain(*[it._gm_take(n) for _ in range(5)])) == seen == [0, 1, 2]
-    for kind, name in ((RepeatIterDataset, "num_epochs"), (LimitIterDataset, "count")):
-        for wrong in (0, -1, -(10**20)):
-            assert_raises(
-                ValueError,
-                f"{name} must be a positive integer, got {wrong}",
-                kind,
-                numbers(3),
-                wrong,
-            )
-        for wrong in (2.5, "3"):
-            assert_raises(
-                TypeError, f"{name} must be an integer, got {wrong!r}", kind, numbers(3), wrong
-            )
-    assert_raises(TypeError, "count must be an integer", LimitIterDataset, numbers(3), None)
+
     for ds, name, parameter in (
         (RepeatIterDataset(numbers(9), 3), "Repeat", "num_epochs"),
         (LimitIterDataset(numbers(9), 3), "Limit", "count"),
@@ -190,10 +177,8 @@ def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_arg
         assert str(ds) == f"{name}IterDataset({parameter}=3)"
         assert str(iter(ds)) == f"{name}DatasetIterator({parameter}=3)"
     assert str(numbers(9).repeat()) == "RepeatIterDataset(num_epochs=None)"
-    assert (
-        str(CacheIterDataset(numbers(9).limit(3)))
-        == "CacheIterDataset(parent=LimitIterDataset(count=3))"
-    )
+    expected = "CacheIterDataset(parent=LimitIterDataset(count=3))"
+    assert (str(CacheIterDataset(numbers(9).limit(3)))) == expected
     for ds in (numbers(9).cache(), numbers(9).repeat(3)):
         assert_raises(NotImplementedError, None, iter(ds)._get_next_index)
 
@@ -224,9 +209,5 @@ def test_nothing_repeated_states_at_and_behind_ends_and_iterators_of_users():
     ds = SharingDataset(3)
     assert list(RepeatIterDataset(ds, 3)) == [0, 1, 2] * 3
     assert len(ds.made) == 1
-    assert_raises(
-        NotImplementedError,
-        "return a DatasetIterator from __iter__",
-        list,
-        RepeatIterDataset(Plain(2), 2),
-    )
+    with pytest.raises(NotImplementedError, match="return a DatasetIterator from __iter__"):
+        list(RepeatIterDataset(Plain(2), 2))

@@ -96,10 +96,8 @@ def test_as_a_stage():
         [7, 8, 9],
         [10],
     ]
-    assert (
-        plain(batches().prefetch_to_device(CPU, cpu_buffer_size=1, device_buffer_size=1))
-        == EXPECTED
-    )
+    found = plain(batches().prefetch_to_device(CPU, cpu_buffer_size=1, device_buffer_size=1))
+    assert found == EXPECTED
     assert plain(device_put(MapDataset.range(3), CPU)) == [0, 1, 2]  # a map dataset will do
     ds = MapDataset.range(4).seed(5).to_iter_dataset()
     same = ds.map(lambda x: x).map(lambda x: x).map(lambda x: x)  # seeds count its stages
@@ -115,14 +113,10 @@ def test_errors(monkeypatch):
     it.skip_failed()
     assert plain(it) == [3, 4]
     assert_raises(TypeError, "str", next, iter(put(MapDataset.source(["text"]).to_iter_dataset())))
-    assert_raises(
-        ValueError,
-        r"^cpu_buffer_size must be a non-negative integer, got -1",
-        put,
-        batches(),
-        -1,
-        2,
-    )
+    with pytest.raises(
+        ValueError, match=r"^cpu_buffer_size must be a non-negative integer, got -1"
+    ):
+        put(batches(), -1, 2)
     assert_raises(TypeError, r"^device_buffer_size must be an integer", put, batches(), 1, 2.5)
     monkeypatch.setitem(sys.modules, "jax", None)
     match = (

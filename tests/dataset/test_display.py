@@ -47,9 +47,8 @@ def test_datasets_and_iterators_are_read_from_the_source_down():
         "  MapMapDataset(transform=len)",
         "  BatchMapDataset(batch_size=3, drop_remainder=False)  2 elements",
     )
-    assert repr(ds.repeat()).startswith("MapDataset, endless:\n") and repr(ds.repeat()).endswith(
-        ")  endless"
-    )
+    assert repr(ds.repeat()).startswith("MapDataset, endless:\n")
+    assert repr(ds.repeat()).endswith(")  endless")
     assert "  1,000,000 elements\n" in repr(MapDataset.range(10**6).map(len))
     assert repr(MapDataset.range(1).map(len)).startswith("MapDataset of 1 element:")
     nested = repr(MapDataset.source(RANGE.map(len)).batch(2)).splitlines()
@@ -111,11 +110,9 @@ def test_long_and_wide_pipelines_are_abbreviated_in_the_middle():
     assert len(repr(ds).splitlines()) < 30
     assert "\n  … 1979 more stages …\n" in repr(ds) and "RangeMapDataset" in repr(ds)
     wide = MapDataset.mix([MapDataset.range(i + 1) for i in range(1000)]).map(len)
-    assert (
-        "\n  ├─ … 994 more branches …\n" in repr(wide)
-        and "stop=1," in repr(wide)
-        and "stop=1000," in repr(wide)
-    )
+    assert "\n  ├─ … 994 more branches …\n" in repr(wide)
+    assert "stop=1," in repr(wide)
+    assert "stop=1000," in repr(wide)
     for _ in range(300):
         deep = ZipMapDataset([deep, deep])
     assert "… 2 branches …" in repr(deep)

@@ -89,15 +89,12 @@ def test_wrong_states_change_nothing():
     it = make()
     next(it)
     for position in (-1, -4, 20, 10**9, 1.5, "4", None, [4]):
-        assert_raises(
-            ValueError,
-            r"global_next_index in the state of .* must be in \[0, 20\)",
-            it.set_state,
-            at(position),
-        )
-    assert_raises(
-        KeyError, "must have the key 'global_next_index'", it.set_state, {"next_index": 3}
-    )
+        with pytest.raises(
+            ValueError, match=r"global_next_index in the state of .* must be in \[0, 20\)"
+        ):
+            it.set_state(at(position))
+    with pytest.raises(KeyError, match="must have the key 'global_next_index'"):
+        it.set_state({"next_index": 3})
     assert_refused(it, ValueError, "must be a mapping", 3, at(4))
     assert plain(it) == [[4, 6], [8, 10], [12, 14]]
     it = make(10, 4, 0, 4)
@@ -162,23 +159,18 @@ def test_it_is_an_iterator_and_a_dataset():
     assert gx.get_element_spec(it.batch(2)) == gx.ShapeDtypeStruct((None, 2), np.int64)
     # It cannot be shared out.
     for share in (lambda ds: ds.mp_prefetch(WORKERS), lambda ds: gx.multithread_prefetch(ds, 2, 1)):
-        assert_raises(
-            ValueError, "ElasticIterator cannot be sliced among 2 workers", share, make().map(str)
-        )
+        with pytest.raises(ValueError, match="ElasticIterator cannot be sliced among 2 workers"):
+            share(make().map(str))
     # As in Grain, it is an input of its own: its default seed is not that of the dataset.
-    assert_raises(
-        ValueError,
-        "random_map needs a seed",
-        elastic(MapDataset.range(4).seed(1), 2).random_map,
-        lambda x, rng: x,
-    )
+    with pytest.raises(ValueError, match="random_map needs a seed"):
+        elastic(MapDataset.range(4).seed(1), 2).random_map(lambda x, rng: x)
 
 
 BATCHES = [[0, 2], [4, 6], [8, 10], [12, 14]]
 
 
 CHAINS = [
-    *[(chain, BATCHES) for chain in (lambda e: e, iter, lambda e: iter(e.map(lambda x: x)))],
+    *[(chain, BATCHES) for chain in (lambda e: e, lambda e: iter(e.map(lambda x: x)))],
     (lambda e: e.batch(3).map(lambda x: x[:, 0]), [[0, 4, 8], [12]]),
     (lambda e: e.limit(2).repeat(2), BATCHES[:2] * 2),
     (lambda e: e.thread_prefetch(2).multithread_prefetch(1, 1), BATCHES),
@@ -217,7 +209,7 @@ TOPOLOGIES = ((1, 1), (3, 1), (2, 2), (4, 2), (3, 3))  # global batch size, shar
 
 
 def test_all_filters_of_few_elements_in_all_topologies():
-    cases = [(length, bits) for length in range(7) for bits in range(2**length)]
+    cases = [(length, bits) for length in range(6) for bits in range(2**length)]
     for (length, bits), (size, count) in itertools.product(cases, TOPOLOGIES):
         ds = MapDataset.range(length)
         # or all of them without a filter
@@ -261,19 +253,15 @@ def test_filters_and_what_follows_them(mode, tmp_path):
     )
     for s, it in enumerate(its):
         assert plain(it) == [kept[i : i + 4][s::2] for i in range(0, 24, 4)]
-    assert (
-        sorted(map(int, calls.read_text().split()))
-        == [i for i, x in enumerate(shuffled) if x % 3][:24]
-    )
+    found = sorted(map(int, calls.read_text().split()))
+    assert found == [i for i, x in enumerate(shuffled) if x % 3][:24]
     for start in (7, 1, 39, 40, 43) if mode != "workers" else (7, 43):  # processes take their time
         its[1].set_state(at(start))
         its[1].start_prefetch()
         assert its[1].get_state() == at(start)
         left = [x + 1000 for x in shuffled[start:] if x % 3]
-        assert (
-            plain(itertools.islice(its[1], 2))
-            == [left[i + 1 : i + 4 : 2] for i in range(0, len(left) - 3, 4)][:2]
-        )
+        found = plain(itertools.islice(its[1], 2))
+        assert found == [left[i + 1 : i + 4 : 2] for i in range(0, len(left) - 3, 4)][:2]
     for it in its:
         it.close()
         it.close()
@@ -356,7 +344,7 @@ def test_endless_filters_and_missing_elements():
     assert "element of this batch is None" in "".join(caught.value.__notes__)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_chains_of_rescalings_of_batches_filters_and_files_of_every_kind(data):
     sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=7), "sizes")
@@ -534,10 +522,8 @@ def test_checkpoints_of_map_datasets(tmp_path):
         new = chained(4, new_count)
         restore(tmp_path / "1", new)
         assert new[0].get_state()["counter"] == 2
-        assert (
-            sorted(seen + [x for it in new for batch in it for x in batch])
-            == [x for x in range(40) if x % 3][:24]
-        )
+        found = sorted(seen + [x for it in new for batch in it for x in batch])
+        assert found == [x for x in range(40) if x % 3][:24]
 
 
 def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
@@ -593,10 +579,5 @@ def test_files_of_single_datasets_as_grain_writes_them_and_the_asynchronous_prot
     HANDLER.restore(tmp_path, one)
     asyncio.run(load(other, tmp_path / "1"))
     assert sorted(one) == sorted(other) == [1, 101, 102, 200, 201, 202, 203]
-    assert_raises(
-        StateMismatchError,
-        "shard_state",
-        HANDLER.restore,
-        tmp_path,
-        elastic(MapDataset.range(4), 2),
-    )
+    with pytest.raises(StateMismatchError, match="shard_state"):
+        HANDLER.restore(tmp_path, elastic(MapDataset.range(4), 2))

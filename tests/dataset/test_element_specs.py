@@ -119,12 +119,10 @@ def test_steps_of_both_kinds(convert):
         ds.random_map(lambda x, rng: x, seed=1),
         ds.map_with_index(lambda i, x: x),
     ):
-        assert_raises(
-            ValueError,
-            r"cannot tell what .*(len|<lambda>).*output_spec\(self, input_spec\)",
-            get_element_spec,
-            silent,
-        )
+        with pytest.raises(
+            ValueError, match=r"cannot tell what .*(len|<lambda>).*output_spec\(self, input_spec\)"
+        ):
+            get_element_spec(silent)
     match = r"batch_fn list.*output_spec\(self, input_spec, batch_size, drop_remainder\)"
     assert_raises(NotImplementedError, match, get_element_spec, ds.batch(4, batch_fn=list))
 

@@ -106,9 +106,8 @@ def test_elements_and_states(kind, tmp_path, blocks):
     for element, before in zip(kind.elements, kind.states, strict=False):
         assert it.get_state() == before
         found = next(it)
-        assert found == element and (
-            kind is TF or (type(found["x"]), type(found["text"])) == (np.int64, str)
-        )
+        assert found == element
+        assert kind is TF or (type(found["x"]), type(found["text"])) == (np.int64, str)
     for _ in range(2):
         assert it.get_state() == kind.states[-1]
         assert_raises(StopIteration, None, next, it)
@@ -165,12 +164,8 @@ def test_workers_share_files(kind, tmp_path):
         list(slice_pipeline(kind.dataset(paths[:1]).map(kind.number), i, 2)) for i in range(2)
     ] == [[0, 1, 2], []]
     for path in (paths[0], Path(paths[0])) if kind is TF else ():
-        assert_raises(
-            ValueError,
-            "one file, which cannot be sliced",
-            kind.dataset(path).set_slice,
-            slice(1, None, 2),
-        )
+        with pytest.raises(ValueError, match="one file, which cannot be sliced"):
+            kind.dataset(path).set_slice(slice(1, None, 2))
 
 
 @pytest.mark.skipif(
@@ -196,16 +191,6 @@ def test_when_the_file_is_open(kind, tmp_path, blocks):
     dropped.clear()
     gc.collect()
     assert open_files(tmp_path) == []
-
-
-def test_compressed_records(tmp_path, records):
-    (tmp_path / "a.gz").write_bytes(gzip.compress(Path(records).read_bytes()))
-    it = iter(TFRecordIterDataset(tmp_path / "a.gz", compression="gzip"))
-    for position in (20, 3, 20):
-        it.set_state(offset(position))
-        assert it.get_state() == offset(position)
-        assert list(it) == RECORDS[position:]
-    assert_raises(ValueError, "compression", TFRecordIterDataset, "a", compression="bz2")
 
 
 class Blob(io.BytesIO):
@@ -276,13 +261,11 @@ def of_text(path):
 
 USELESS = [
     (lost, LookupError, "no such blob.*a.tfrecord was to be opened by lost"),
-    (
+    pytest.param(
         as_text,
         TypeError,
-        (
-            "as_text.* returned for .*a.tfrecord a TextIOWrapper, which is a text file: use the"
-            " mode rb"
-        ),
+        "as_text.* returned for .*a.tfrecord a TextIOWrapper, which is a text file: use the"
+        " mode rb",
     ),
     (len, TypeError, "but len returned for .*a.tfrecord a int"),
     (of_text, TypeError, "must return bytes, that of .*a.tfrecord returned 'text'"),
@@ -449,13 +432,8 @@ def test_columns_and_other_arguments_and_next_index(rows, tmp_path):
     assert list(ParquetIterDataset(rows, columns=["text"]))[1] == {"text": "row 1"}
     assert list(ParquetIterDataset(rows, memory_map=True)) == ROWS
     for wrong in ("text", [1], 3, iter(["text"])):
-        assert_raises(
-            TypeError,
-            "columns must be a sequence of names",
-            ParquetIterDataset,
-            rows,
-            columns=wrong,
-        )
+        with pytest.raises(TypeError, match="columns must be a sequence of names"):
+            ParquetIterDataset(rows, columns=wrong)
     assert_raises(ValueError, "columns must not be empty", ParquetIterDataset, rows, columns=[])
     assert_raises(TypeError, "no_such_argument", list, ParquetIterDataset(rows, no_such_argument=1))
     for ds in (
@@ -501,6 +479,5 @@ def test_a_failing_filesystem_is_not_a_damaged_file():
         ("there", Down(), ConnectionError, "reset by peer"),
         ("there", memory, ValueError, "cannot be read as Parquet"),
     ]:
-        assert_raises(
-            error, match, list, ParquetIterDataset(f"/{name}.parquet", filesystem=filesystem)
-        )
+        with pytest.raises(error, match=match):
+            list(ParquetIterDataset(f"/{name}.parquet", filesystem=filesystem))

@@ -210,7 +210,7 @@ def test_the_elements_are_the_librarys(folder):
 def test_every_step_is_resumed_exactly(step, folder):
     for kind in ("generator", "parquet"):
         ds = HuggingFaceIterDataset(STEPS[step](source(kind, folder), random.Random(1)))
-        check_resumes_exactly(ds, (kind, step), range)
+        check_resumes_exactly(ds, (kind, step), range if kind == "generator" else some)
 
 
 @pytest.mark.parametrize("join", JOINS)
@@ -305,12 +305,8 @@ def test_what_the_library_may_lose_is_counted_from_the_beginning(name, folder):
 def test_what_cannot_be_resumed_or_is_no_stream_is_refused_with_a_remedy(
     make, error, message, folder
 ):
-    assert_raises(
-        error,
-        f"dataset must (not )?be .*{message}",
-        HuggingFaceIterDataset,
-        make(source("generator", folder)),
-    )
+    with pytest.raises(error, match=f"dataset must (not )?be .*{message}"):
+        HuggingFaceIterDataset(make(source("generator", folder)))
 
 
 def test_iterators_do_not_disturb_each_other_nor_what_is_done_to_the_data_set_later(folder):
@@ -325,12 +321,8 @@ def test_iterators_do_not_disturb_each_other_nor_what_is_done_to_the_data_set_la
     assert [row["x"] for row in second] == expected[1:]
     later = HuggingFaceIterDataset(stream)
     assert [row["x"] for row in later] == [row["x"] for row in stream]
-    assert_raises(
-        StateMismatchError,
-        "of an equal data set in the same epoch",
-        iter(later).set_state,
-        first_state(ds),
-    )
+    with pytest.raises(StateMismatchError, match="of an equal data set in the same epoch"):
+        iter(later).set_state(first_state(ds))
 
 
 def first_state(ds):
@@ -360,12 +352,8 @@ def test_states_of_other_streams_are_refused_and_change_nothing(folder):
             StateMismatchError, "in the state of HuggingFaceDatasetIterator", it.set_state, wrong
         )
         assert it.get_state() == before
-    assert_raises(
-        StateKeyError,
-        "is_at_end",
-        it.set_state,
-        {name: good[name] for name in good if name != "is_at_end"},
-    )
+    with pytest.raises(StateKeyError, match="is_at_end"):
+        it.set_state({name: good[name] for name in good if name != "is_at_end"})
     assert [row["x"] for row in it] == [row["x"] for row in ds][2:]
 
 
@@ -382,18 +370,17 @@ def test_a_state_of_a_longer_stream_that_is_counted_is_an_error(folder):
     it = iter(stream([1]))
     it.set_state(state)
     for _ in range(2):
-        assert_raises(
+        with pytest.raises(
             StateMismatchError,
-            "about a longer stream: 3 of the examples that it has delivered are not there",
-            next,
-            it,
-        )
+            match="about a longer stream: 3 of the examples that it has delivered are not there",
+        ):
+            next(it)
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 5])
 def test_workers_have_all_elements_together_and_none_twice(num_workers, folder):
     rng = random.Random(num_workers)
-    for seed in range(5, 5 + 6):
+    for seed in range(5, 5 + 4):
         ds, names = random_stream(seed, folder)
         if ds is None or "repeat" in names:
             continue
@@ -453,9 +440,8 @@ def test_what_fails_in_the_library_fails_again_and_cannot_be_skipped(folder):
     before = it.get_state()
     for _ in range(3):
         assert_raises(ValueError, "twelve is bad", next, it)
-    assert_raises(
-        NotImplementedError, r"cannot move past .*such as \.map\(\.\.\.\)", it.skip_failed
-    )
+    with pytest.raises(NotImplementedError, match=r"cannot move past .*such as \.map\(\.\.\.\)"):
+        it.skip_failed()
     it.set_state(before)
     assert_raises(ValueError, "twelve is bad", next, it)
     behind = iter(

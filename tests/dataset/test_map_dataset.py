@@ -45,10 +45,6 @@ WRONG = [
     (lambda x: TEN.shuffle(seed=x), (1.5, "1"), TypeError, "seed"),
     (TEN.seed, (-1,), ValueError, "seed"),
     (TEN.seed, (0.5,), TypeError, "seed"),
-    (TEN.repeat, (0, -3), ValueError, "num_epochs"),
-    (TEN.repeat, (2.0,), TypeError, "num_epochs"),
-    (TEN.batch, (0, -2), ValueError, "batch_size"),
-    (TEN.batch, (2.0,), TypeError, "batch_size"),
     (lambda x: TEN.batch(2, batch_fn=x), (3,), TypeError, "batch_fn"),
     *[
         (TEN.slice, NO_SLICES, error, "sl must be a slice or a sequence of indices")
@@ -215,7 +211,7 @@ def test_container_protocols_also_of_empty_data_sets():
 
 
 def test_slices_are_those_of_lists_or_by_indices():
-    bounds = [None, 0, 1, 5, 9, 10, 20, -1, -3, -10, -20]
+    bounds = [None, 0, 1, 9, 10, 20, -1, -10]
     for sl in itertools.starmap(
         slice, itertools.product(bounds, bounds, (None, 1, 2, 3, 11, -1, -2, -11))
     ):
@@ -272,10 +268,8 @@ def test_repeat_batch_filter_and_that_a_pipeline_starts_anywhere():
     assert [b.tolist() for b in tutorial] == [[6, 11], [2, 10], [3, 5], [1, 4], [8, 9], [7]]
     assert tutorial[8].tolist() == [7, 3]  # batches never straddle epochs
     assert list(MapDataset.source([0, "", "a", [], 2]).filter(lambda x: x)) == ["a", 2]
-    assert (
-        len(TEN.filter(lambda x: False)) == 10
-        and MapDataset.source([None]).filter(lambda x: x > 0)[0] is None
-    )
+    assert len(TEN.filter(lambda x: False)) == 10
+    assert MapDataset.source([None]).filter(lambda x: x > 0)[0] is None
     with pytest.raises(ValueError) as caught:
         MapDataset.source([1, None]).batch(2)[0]
     assert "to_iter_dataset()" in "".join(caught.value.__notes__)
@@ -346,9 +340,8 @@ def test_transform_objects_texts_pipe_and_to_iter_dataset():
     ]:
         assert list(ds) == elements and str(ds) == text
     assert str(two.map(len)) == "MapMapDataset(transform=len)"
-    assert "identity @ " in str(two.map(identity)) and "test_map_dataset.py:" in str(
-        two.map(identity)
-    )
+    assert "identity @ " in str(two.map(identity))
+    assert "test_map_dataset.py:" in str(two.map(identity))
 
     def call(*args, **kwargs):
         return args, kwargs
@@ -428,11 +421,9 @@ def test_sources_that_grow_and_what_they_may_lack():
     fixed, shuffled = ds.repeat(1), ds.shuffle(seed=1)
     assert ds[2] == 1 and sorted(shuffled) == [1, 2]
     records.append(3)
-    assert (
-        len(ds) == len(ds.map(str)) == 3
-        and ds[2] == 3
-        and list(ds) == sorted(shuffled) == [1, 2, 3]
-    )
+    assert len(ds) == len(ds.map(str)) == 3
+    assert ds[2] == 3
+    assert list(ds) == sorted(shuffled) == [1, 2, 3]
     assert len(fixed) == 2
     it = iter(ds)
     records.append(4)
@@ -452,10 +443,8 @@ def test_sources_that_grow_and_what_they_may_lack():
         assert_raises(TypeError, "len", function, ds)
     assert_raises(KeyError, None, MapDataset.source({"a": 1, 1: 2}).__getitem__, 0)
     assert list(MapDataset.source([None, 0, None, False])) == [0, False]
-    assert (
-        str(MapDataset.source(source(len=fail, getitem=fail)).map(str).shuffle(seed=1))
-        == "ShuffleMapDataset"
-    )
+    found = str(MapDataset.source(source(len=fail, getitem=fail)).map(str).shuffle(seed=1))
+    assert found == "ShuffleMapDataset"
     assert MapDataset.source(TorchLike()).paths == ["a", "b"] and MapDataset.source([1]).paths == []
     ds = MapDataset.source(
         source(len=lambda self: 5, getitem=lambda self, index: index if index != 3 else fail(self))
@@ -529,12 +518,8 @@ def test_the_default_seed_is_the_seed_and_missing_ones_say_what_to_do():
     for ds in (NINE, NINE.to_iter_dataset(), NINE.seed(None), BareMap(3), BareStream(3)):
         assert ds._default_seed is None
         for method in {"shuffle", "random_map"} & {*dir(ds)}:
-            assert_raises(
-                ValueError,
-                r"ds\.seed\(seed\)",
-                getattr(ds, method),
-                *[str] * (method == "random_map"),
-            )
+            with pytest.raises(ValueError, match=r"ds\.seed\(seed\)"):
+                getattr(ds, method)(*[str] * (method == "random_map"))
     assert_raises(ValueError, r"ds\.seed\(seed\)", NINE.shuffle(seed=1).shuffle)
 
 

@@ -92,10 +92,8 @@ def check_schedule(seed, n):
             abs(count - w) < 1 for count, w in zip(counts, integral.values(), strict=True)
         ), (schedule, position)
         if rng.random() < 0.05:
-            assert (
-                single.counts(position) == counts
-                and single._next(position, counts) == components[position]
-            )
+            assert single.counts(position) == counts
+            assert single._next(position, counts) == components[position]
         assert inner[position] == counts[components[position]]
         counts[components[position]] += 1
     far = rng.randrange(5 * selection._unchanging_from + 500)  # also if the order repeats
@@ -104,7 +102,7 @@ def check_schedule(seed, n):
 
 
 def test_every_prefix_of_a_schedule_is_within_one_of_the_integral():
-    for i in range(150):
+    for i in range(80):
         check_schedule(SEED + i, 140)
 
 
@@ -220,10 +218,8 @@ def test_until_all_have_ended_and_never(tmp_path):
         {"a": 1, "b": 2, "c": 1},
         Schedule({0: {"a": 1, "b": 1}, 4: {"a": 1, "b": 1, "c": 3}}),
     ):
-        ds, stream = (
-            MapDataset.mix(parts, weights, stop="all"),
-            IterDataset.mix(parts, weights, stop="all"),
-        )
+        ds = MapDataset.mix(parts, weights, stop="all")
+        stream = IterDataset.mix(parts, weights, stop="all")
         assert (
             list(ds) == list(stream) == [ds[i] for i in range(18)] == list(ds._gm_items(range(18)))
         )
@@ -244,9 +240,8 @@ def test_until_all_have_ended_and_never(tmp_path):
         }
         again = iter(stream)
         again.set_state(json.loads(json.dumps(it.get_state())))
-        assert again.counts() == it.counts() and [next(again) for _ in range(30)] == [
-            next(it) for _ in range(30)
-        ]
+        assert again.counts() == it.counts()
+        assert [next(again) for _ in range(30)] == [next(it) for _ in range(30)]
     # What a checkpoint says of the pipeline is the same in every epoch.
     CheckpointHandler().save(tmp_path, it)
     CheckpointHandler().restore(tmp_path, again)
@@ -255,10 +250,8 @@ def test_until_all_have_ended_and_never(tmp_path):
         [MapDataset.range(50).shuffle(seed=1).to_iter_dataset()], stop="never"
     )
     epochs = np.array(list(shuffled.limit(150))).reshape(3, 50)
-    assert (
-        all(sorted(epoch) == [*range(50)] for epoch in epochs)
-        and len({tuple(epoch) for epoch in epochs.tolist()}) == 3
-    )
+    assert all(sorted(epoch) == [*range(50)] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
     # What cannot be weighed.
     empty = {
         "a": MapDataset.range(3).filter(lambda x: x > 5).to_iter_dataset(),
@@ -301,6 +294,11 @@ STEPS = {
     "bins, lanes": (
         lambda ds: STEPS["best_fit"](ds).mp_prefetch(MultiprocessingOptions(0, num_lanes=2))
     ),
+    "bins, windows": lambda ds: STEPS["best_fit"](ds).window_shuffle(9, seed=1),
+    "rows, windows": lambda ds: STEPS["concat_then_split"](ds).window_shuffle(9, seed=1),
+    "windows, items, windows": lambda ds: STEPS["flat_map"](
+        STEPS["window_shuffle"](ds)
+    ).window_shuffle(9, seed=1),
 }
 AFTER = Schedule({0: {"a": 1, "b": 1}, 30: {"a": 1, "b": 3, "c": 1}})
 CHANGES = {
@@ -313,17 +311,18 @@ CHANGES = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_changed_mixture_gives_every_token_once(step):
-    """At every output, with another change every time, and sometimes a second change, of a state
-    that nothing was read from.
+    """At any output, also when nothing is left to read, with another change every time, and
+    sometimes a second change, of a state that nothing was read from.
     """
-    kinds = [({"stop": "all"}, {}), ({"stop": "all", "by": num_tokens}, {})]
+    kinds = [{"stop": "all"}, {"stop": "all", "by": num_tokens}]
     is_of_tokens = step not in ("rebatch", "batch")
-    for num, (change, (options, _)) in enumerate(
-        itertools.islice(itertools.cycle(itertools.product(CHANGES, kinds)), 19)
+    for num, (change, options) in enumerate(
+        itertools.islice(itertools.cycle(itertools.product(CHANGES, kinds)), 10)
     ):
         before, after = CHANGES[change]
-        it = iter(STEPS[step](mixture(before, **options)))
-        delivered = [x for element in itertools.islice(it, num) for x in flat(element)]
+        ds = STEPS[step](mixture(before, **options))
+        it, stop = iter(ds), num if num < 8 else sum(1 for _ in ds) - num + 7
+        delivered = [x for element in itertools.islice(it, stop) for x in flat(element)]
         for weights in (after, after, Schedule({0: {"a": 1, "b": 5, "c": 1}}))[: 1 + num % 3]:
             state = json.loads(json.dumps(it.get_state()))
             it.close()
@@ -340,6 +339,16 @@ def test_a_changed_mixture_gives_every_token_once(step):
         }
         assert {x: n for x, n in found.items() if x < 3000} == expected, (num, change, options)
         assert all(n == (x % 3 + 1 if is_of_tokens else 1) for x, n in found.items())
+
+
+def test_a_component_that_is_added_within_the_last_element():
+    items = STEPS["flat_map"]
+    for num in range(7):  # the last time, the end has been met
+        it = iter(items(mixture({"a": 1}, 2, stop="all")))
+        found = [*itertools.islice(it, num)]
+        again = iter(items(mixture({"a": 1, "b": 1}, 2, stop="all")))
+        again.set_state(it.get_state())
+        assert Counter([*found, *again]) == {1000: 2, 1001: 3, 2000: 3, 2001: 1}
 
 
 def squeeze(x):
@@ -392,9 +401,8 @@ def test_what_is_gone_is_dropped_by_name(tmp_path):
     for _ in range(6):
         next(it)
     state, left = it.get_state(), mixture({"a": 1, "b": 1})
-    assert_raises(
-        StateMismatchError, r"does not have, \['c'\].*drop=\{'c'\}", iter(left).set_state, state
-    )
+    with pytest.raises(StateMismatchError, match=r"does not have, \['c'\].*drop=\{'c'\}"):
+        iter(left).set_state(state)
     assert_raises(TypeError, "a set of names", iter(left).set_state, state, drop="c")
     other = iter(left)
     other.set_state(state, drop={"c"})
@@ -449,7 +457,7 @@ def test_what_a_step_holds_of_others_than_the_dropped_one_comes_once(step):
     ]
     kinds = [{"stop": "all"}, {"stop": "all", "by": num_tokens}]
     for num, (weights, options) in enumerate(
-        itertools.islice(itertools.cycle(itertools.product(before, kinds)), 31)
+        itertools.islice(itertools.cycle(itertools.product(before, kinds)), 13)
     ):
         it = iter(DROPPING[step](mixture(weights, **options)))
         delivered = [x for element in itertools.islice(it, num) for x in flat(element)]
@@ -475,9 +483,8 @@ def test_what_a_step_holds_of_others_than_the_dropped_one_comes_once(step):
             num,
             options,
         )
-        assert all(n <= x % 3 + 1 for x, n in found.items()) and all(
-            x // 1000 != 3 for x in after + last
-        )
+        assert all(n <= x % 3 + 1 for x, n in found.items())
+        assert all(x // 1000 != 3 for x in after + last)
         assert all(x < 3000 for x in last) and (len(names) == 2 or all(x < 2000 for x in last))
 
 
@@ -500,17 +507,14 @@ def test_counts_are_in_reports_and_metrics():
             next(it)
         summary = observed.summary()
         (node,) = [node for node in summary.values() if node.components]
-    assert f"drawn by {node.id}: b 8 (67%, " in str(
-        summary
-    ) and " of the length), a 4 (33%, " in str(summary)
-    assert (
-        node.components == it.counts()
-        and sum(row["elements"] for row in node.components.values()) == 12
-    )
+    assert f"drawn by {node.id}: b 8 (67%, " in str(summary)
+    assert " of the length), a 4 (33%, " in str(summary)
+    assert node.components == it.counts()
+    assert sum(row["elements"] for row in node.components.values()) == 12
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_until_all_have_ended_no_element_is_lost_also_where_a_weight_was_zero(seed):
+@pytest.mark.parametrize("seed", range(8))
+def test_until_all_have_ended_no_element_is_lost(seed):
     rng = random.Random(seed)
     names = "abc"[: rng.randint(2, 3)]
     steps = {0, *rng.sample(range(1, 60), rng.randint(1, 3))}
@@ -557,20 +561,13 @@ def test_wrong_schedules_and_arguments():
         assert_raises(error, match, Schedule, steps)
         assert_raises(error, match, Schedule.linear, steps)
     for make in (MapDataset.mix, IterDataset.mix):
-        assert_raises(
-            ValueError, "'c'.*by these names", make, parts, Schedule({0: {"a": 1, "c": 1}})
-        )
-        assert_raises(
-            ValueError, "'a'.*as sequences", make, [*parts.values()], Schedule({0: {"a": 1}})
-        )
+        with pytest.raises(ValueError, match=r"'c'.*by these names"):
+            make(parts, Schedule({0: {"a": 1, "c": 1}}))
+        with pytest.raises(ValueError, match=r"'a'.*as sequences"):
+            make([*parts.values()], Schedule({0: {"a": 1}}))
         assert_raises(ValueError, "stop must be", make, parts, stop="last")
-        assert_raises(
-            ValueError,
-            "one number for each of the 2 datasets",
-            make,
-            [*parts.values()],
-            Schedule({0: [1]}),
-        )
+        with pytest.raises(ValueError, match="one number for each of the 2 datasets"):
+            make([*parts.values()], Schedule({0: [1]}))
     assert_raises(ValueError, "Mix streams", MapDataset.mix, parts, by=len)
     assert_raises(TypeError, "by must be", IterDataset.mix, parts, by=3)
     assert_raises(TypeError, "length of an element", next, iter(IterDataset.mix(parts, by=str)))
@@ -613,11 +610,8 @@ def test_a_mixture_of_map_datasets_counts_what_came(weights, options):
     batches = iter(mixed.batch(4).to_iter_dataset())
     next(batches)
     assert sum(counts["elements"] for counts in batches.counts().values()) == 4
-    assert_raises(
-        ValueError,
-        "nor in order",
-        iter(mixed.shuffle(seed=1) if options != {"stop": "never"} else mixed[::2]).counts,
-    )
+    with pytest.raises(ValueError, match="nor in order"):
+        iter(mixed.shuffle(seed=1) if options != {"stop": "never"} else mixed[::2]).counts()
     assert eval(repr(Schedule({0: {"a": 0.7, "b": 1}}))) == Schedule(
         {0: {"b": 1, "a": Fraction(7, 10)}}
     )

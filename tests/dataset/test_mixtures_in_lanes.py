@@ -171,12 +171,10 @@ def test_states_of_shares_that_are_every_nth_element_are_refused_and_the_other_w
     assert [*again] == expected[7:]
     of_workers = iter(workers)
     next(of_workers)
-    assert_raises(
-        StateMismatchError,
-        "every 3-th element.*num_workers=3 without num_lanes",
-        it.set_state,
-        of_workers.get_state(),
-    )
+    with pytest.raises(
+        StateMismatchError, match=r"every 3-th element.*num_workers=3 without num_lanes"
+    ):
+        it.set_state(of_workers.get_state())
     assert_raises(StateMismatchError, "taken with num_lanes=3", of_workers.set_state, state)
     batches = iter(ds.global_batch(6, num_lanes=3))
     next(batches)

@@ -60,10 +60,8 @@ def memory_of_a_machine_of_our_own(monkeypatch, tmp_path, caplog):
     ],
 )
 def test_what_fits(ds, budget, max_workers, max_buffer_size, expected):
-    assert (
-        pick(ds, ram_budget_mb=budget, max_workers=max_workers, max_buffer_size=max_buffer_size)
-        == expected
-    )
+    found = pick(ds, ram_budget_mb=budget, max_workers=max_workers, max_buffer_size=max_buffer_size)
+    assert found == expected
 
 
 def test_sizes_and_no_more_than_the_control_group_has_left(tmp_path):
@@ -161,28 +159,16 @@ def test_only_the_samples_are_computed_and_in_this_thread():
 
 def test_wrong_arguments_and_the_result():
     for name in ("max_workers", "max_buffer_size"):
-        assert_raises(
-            ValueError, f"{name} must be a non-negative integer, got -1", pick, RANGE, **{name: -1}
-        )
+        with pytest.raises(ValueError, match=f"{name} must be a non-negative integer, got -1"):
+            pick(RANGE, **{name: -1})
         assert_raises(TypeError, f"{name} must be an integer", pick, RANGE, **{name: 1.5})
-    assert_raises(
-        ValueError,
-        "samples_to_check must be a positive integer, got 0",
-        pick,
-        RANGE,
-        samples_to_check=0,
-    )
+    with pytest.raises(ValueError, match="samples_to_check must be a positive integer, got 0"):
+        pick(RANGE, samples_to_check=0)
     for wrong in (-1, float("nan")):
-        assert_raises(
-            ValueError,
-            "ram_budget_mb must be a non-negative number or None",
-            pick,
-            RANGE,
-            ram_budget_mb=wrong,
-        )
-    assert_raises(
-        TypeError, "ram_budget_mb must be a number or None", pick, RANGE, ram_budget_mb="1024"
-    )
+        with pytest.raises(ValueError, match="ram_budget_mb must be a non-negative number or None"):
+            pick(RANGE, ram_budget_mb=wrong)
+    with pytest.raises(TypeError, match="ram_budget_mb must be a number or None"):
+        pick(RANGE, ram_budget_mb="1024")
     assert_raises(TypeError, None, pick_performance_config, RANGE)
     e = gx.ElasticIterator(MapDataset.range(8), 2, ShardOptions(0, 1))
     for wrong in (e, e.map(lambda x: x), iter(RANGE), [1, 2]):  # an iterator is not moved

@@ -165,29 +165,6 @@ class TestThreadsAndBlocks:
 
 
 class TestErrorsStatesAndEnds:
-    @pytest.mark.parametrize("num_threads", [1, 3])
-    def test_everything_before_an_error_is_delivered(self, clock, num_threads):
-        for bad in range(40):
-
-            def compute(indices, bad=bad):
-                for i in indices:
-                    if i == bad:
-                        raise KeyError(bad)
-                    yield i
-
-            size = (1, 3, 50)[bad % 3]
-            ahead, got = enrolled(compute, 0, 60, num_threads, 32, Budget()), []
-            for _ in range(bad + 2):  # at the end, nothing more
-                try:
-                    taken = ahead.take(size)
-                except KeyError as error:
-                    assert (error.args, got) == ((bad,), list(range(bad)))
-                else:
-                    assert 1 <= len(taken) <= size
-                    got += taken
-            assert got == list(range(bad))
-            ahead.close()
-
     def test_states_read_nothing_set_state_discards_what_was_read_and_threads_end_with_an_error(
         self,
     ):

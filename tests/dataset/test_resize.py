@@ -41,7 +41,6 @@ def sparse_batches(path, num):
 
 
 PIPELINES = {
-    "elements": lambda path: numbers(path, 300),
     "threads": lambda path: numbers(path, 300, 3),
     "batches": lambda path: sparse_batches(path, 300),
     "prefetch": lambda path: ThreadPrefetchIterDataset(
@@ -80,7 +79,8 @@ def resized(draw, share):
 
 
 @pytest.mark.parametrize(
-    ("name", "executor"), [*[(name, "threads") for name in PIPELINES], ("batches", "processes")]
+    ("name", "executor"),
+    [("threads", "threads"), ("prefetch", "threads"), ("batches", "processes")],
 )
 def test_every_element_is_computed_once(name, executor, tmp_path):
     path = tmp_path / "calls"

@@ -189,13 +189,8 @@ def test_weights():
                 match = rf"positive and finite.*weights\[{position}\].*leave out"
                 assert_raises(ValueError, match, integer_weights, form(weights), 3)
     for weights in ([], [1], [1, 2, 3, 4], np.ones(2), ()):
-        assert_raises(
-            ValueError,
-            f"for each of the 3 datasets, got {len(weights)}",
-            integer_weights,
-            weights,
-            3,
-        )
+        with pytest.raises(ValueError, match=f"for each of the 3 datasets, got {len(weights)}"):
+            integer_weights(weights, 3)
     no_numbers = "11", b"11", ["1", 2], [None, 1], [[1], [1, 2]], [1j, 1]
     for weights in (
         *no_numbers,

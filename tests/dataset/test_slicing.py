@@ -249,10 +249,8 @@ def test_nothing_of_the_users_is_changed_or_copied(sequential):
     assert [node for node in made if node._gm_source is source] == made[-1:]
     if not sequential:
         map_datasets = [node for node in made if isinstance(node, MapDataset)]
-        assert (
-            len(map_datasets) == 6
-            and [node for node in map_datasets if node not in nodes] == map_datasets[:1]
-        )
+        assert len(map_datasets) == 6
+        assert [node for node in map_datasets if node not in nodes] == map_datasets[:1]
 
 
 @each_way

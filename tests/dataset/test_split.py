@@ -86,7 +86,7 @@ def test_parts_of_random_chains_are_disjoint_over_twenty_epochs(monkeypatch):
 
     monkeypatch.setattr(permutation, "_permute_range", permuted)
     made = refused = 0
-    for seed in range(500):
+    for seed in range(250):
         rng = random.Random(seed)
         ds = random_chain(_range(rng.choice([7, 24])), rng, rng.randint(0, 5))
         by = None if seed % 2 else lambda x: str(x) if isinstance(x, list | tuple) else int(x) // 2
@@ -105,7 +105,7 @@ def test_parts_of_random_chains_are_disjoint_over_twenty_epochs(monkeypatch):
         if by is None or not any([isinstance(ds[i], list | tuple) for i in range(min(len(ds), 9))]):
             assert found[0].isdisjoint(found[1]), (seed, ds)
         made += 1
-    assert made > 300 and refused > 10, (made, refused)
+    assert made > 150 and refused > 5, (made, refused)
 
 
 def test_growing_the_source_moves_no_record_of_a_split_by_keys():
@@ -117,9 +117,8 @@ def test_growing_the_source_moves_no_record_of_a_split_by_keys():
         for name in TWO:
             assert set(small[name]) == found[name] & set(range(300))
         assert {x // 3 for x in found["train"]}.isdisjoint([x // 3 for x in found["test"]])
-        assert (
-            len(found["train"]) + len(found["test"]) == 3000 and abs(len(found["test"]) - 900) < 200
-        )
+        assert len(found["train"]) + len(found["test"]) == 3000
+        assert abs(len(found["test"]) - 900) < 200
 
 
 def test_a_hash_of_a_key_is_the_same_everywhere():
@@ -129,39 +128,32 @@ def test_a_hash_of_a_key_is_the_same_everywhere():
     ]
     assert len(set(found)) == len(found)
     assert found[:3] == [2301056111028773062, 6065624400260939159, 12234911164617899758]
-    assert (
-        KeyedHash(5)(np.int8(97)) == KeyedHash(5)(97) == found[2]
-        and KeyedHash(5)(np.str_("a")) == found[0]
-    )
+    assert KeyedHash(5)(np.int8(97)) == KeyedHash(5)(97) == found[2]
+    assert KeyedHash(5)(np.str_("a")) == found[0]
     assert KeyedHash(2**200)("a") != KeyedHash(2**200 + 1)("a")
     for key in (0.5, None, ["a"], ("a", 1.0)):
-        assert_raises(
-            TypeError,
-            "must be a str, bytes, an integer or a tuple of these, got",
-            KeyedHash(0),
-            key,
-        )
+        with pytest.raises(
+            TypeError, match="must be a str, bytes, an integer or a tuple of these, got"
+        ):
+            KeyedHash(0)(key)
 
 
 def test_positions_are_shared_out_exactly_and_in_order():
     rng = random.Random(0)
-    for _ in range(200):
+    for _ in range(80):
         sizes = [rng.randint(0, 60) for _ in range(rng.randint(1, 5))]
         apportionment = Apportionment(sizes, rng.getrandbits(64))
         parts = [
             [apportionment.position(part, i) for i in range(size)]
             for part, size in enumerate(sizes)
         ]
-        assert all([part == sorted(part) for part in parts]) and sorted(
-            itertools.chain(*parts)
-        ) == [*range(sum(sizes))]
+        assert all([part == sorted(part) for part in parts])
+        assert sorted(itertools.chain(*parts)) == [*range(sum(sizes))]
         for part, size in enumerate(sizes):
             for dtype in (np.int64, object):
                 if size:
-                    assert (
-                        apportionment.position(part, np.arange(size).astype(dtype)).tolist()
-                        == parts[part]
-                    )
+                    found = apportionment.position(part, np.arange(size).astype(dtype)).tolist()
+                    assert found == parts[part]
     times = np.zeros(50)
     for seed in range(4000):
         times[Apportionment([44, 6], seed).position(1, np.arange(6))] += 1
@@ -178,10 +170,8 @@ def test_sizes_seeds_and_elements():
         )
         assert sorted([x for part in parts.values() for x in part]) == [*range(n)]
     test = _range(10**12).split({"train": 0.98, "test": 0.02})["test"]
-    assert (
-        len(test) == 2 * 10**10
-        and test[10**10 + 7] == list(test._gm_items(range(10**10 + 5, 10**10 + 9)))[2] >= 10**11
-    )
+    assert len(test) == 2 * 10**10
+    assert test[10**10 + 7] == list(test._gm_items(range(10**10 + 5, 10**10 + 9)))[2] >= 10**11
     assert list(_range(50).split(TWO, seed=1)["test"]) != list(
         _range(50).split(TWO, seed=2)["test"]
     )
@@ -274,9 +264,8 @@ def test_another_split_is_another_pipeline():
         described(name="train"),
     )
     for own in (*others, described({"test": 0.3, "train": 0.7})):
-        assert_raises(
-            grain.checkpoint.StateMismatchError, "another pipeline", check_description, saved, own
-        )
+        with pytest.raises(grain.checkpoint.StateMismatchError, match="another pipeline"):
+            check_description(saved, own)
 
 
 def test_a_warning_where_a_slice_of_shuffled_elements_would_leak():

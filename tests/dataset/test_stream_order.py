@@ -4,24 +4,21 @@ number of workers.
 
 import json
 import os
-import random
 import re
 import signal
 from functools import partial
 
 import numpy as np
 import pytest
-from interrupting import interrupted
+from computing_ahead import DIRECT
 from local_workers import LocalWorkersIterDataset
-from new_seed import SEED
 from operations import operation
 from outcomes import comparable, outcomes
 from refusing import assert_raises
 
-from gristmill import DataLoader, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import DataLoader, MapDataset, MultiprocessingOptions
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.descriptions.pipeline import describe
-from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
 from gristmill.dataset.stages.stream_order import in_stream_order
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.experimental import (
@@ -34,8 +31,6 @@ from gristmill.experimental import (
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap
 
-READING = [ReadOptions(num_threads=0), ReadOptions(num_threads=2, prefetch_buffer_size=6)]
-
 
 def local(ds, num_workers):
     def workers(part, num_lanes=None):
@@ -46,152 +41,8 @@ def local(ds, num_workers):
     return in_stream_order(ds, workers)
 
 
-def in_threads(ds, num_workers):
-    return in_stream_order(ds, lambda part: part.multithread_prefetch(num_workers, 2))
-
-
 def in_processes(ds, num_workers):
     return ds.mp_prefetch(MultiprocessingOptions(num_workers, executor="processes"), order="stream")
-
-
-def total(x):
-    return int(np.sum(x))
-
-
-def sequence(x):
-    return {"x": np.arange(total(x) % 4 + 1)}
-
-
-def failing(modulus, fn):
-    """``fn``, which fails with some elements."""
-
-    def fail(x, *args):
-        if total(x) % modulus == 7:
-            raise LookupError("bad", total(x))
-        return fn(x, *args)
-
-    return fail
-
-
-STEPS = {
-    "map": lambda ds, bad: ds.map(failing(bad, lambda x: 3 * x + 1)),
-    "random_map": lambda ds, bad: ds.random_map(failing(bad, lambda x, rng: x + rng.integers(100))),
-    "map_with_index": lambda ds, bad: ds.map_with_index(lambda i, x: 5 * x + i),
-    "filter": lambda ds, bad: ds.filter(failing(bad, lambda x: total(x) % 3)),
-    "batch": lambda ds, bad: ds.batch(3),
-    "batch of 4": lambda ds, bad: ds.batch(4, drop_remainder=True),
-    "seed": lambda ds, bad: ds.seed(9),
-    "options": lambda ds, bad: WithOptionsIterDataset(
-        ds, DatasetOptions(filter_warn_threshold_ratio=None)
-    ),
-}
-BEHIND = {
-    "window_shuffle": lambda ds: ds.window_shuffle(5, seed=3),
-    "packing": lambda ds: FirstFitPackIterDataset(
-        ds.map(sequence), length_struct={"x": 6}, num_packing_bins=3
-    ),
-    "limit": lambda ds: ds.limit(4),
-    "flat_map": lambda ds: ds.flat_map(lambda x: [x] * (total(x) % 3)),
-    "rebatch": lambda ds: ds.map(lambda x: np.atleast_1d(np.asarray(x).reshape(-1))).rebatch(2),
-    "nothing": lambda ds: ds,
-}
-
-
-def drawn_chain(rng):
-    bad = rng.choice([10**9, 11, 23])
-    ds = MapDataset.range(rng.choice([0, 1, 7, 24, 45])).seed(rng.randrange(9)).shuffle()
-    ds = ds.map(failing(bad, lambda x: x + 10))
-    kind = rng.choice(["plain", "filter", "None"])
-    if kind == "filter":
-        ds = ds.filter(lambda x: x % 5)
-    ds = ds.to_iter_dataset(rng.choice(READING))
-    names = rng.choices([*STEPS], k=rng.randrange(5))
-    if kind == "None" and not {"batch", "batch of 4", "random_map", "map_with_index"} & {*names}:
-        ds = (
-            MapDataset.range(30)
-            .map(lambda x: x if x % 4 else None)
-            .to_iter_dataset(rng.choice(READING))
-        )
-    for name in names:
-        ds = STEPS[name](ds, bad)
-    return BEHIND[rng.choice([*BEHIND])](ds)
-
-
-def check(ds, rng, ways):
-    """Runs ``ds`` in several ways, each from where another one has been."""
-    expected = outcomes(iter(ds))
-    states = [iter(ds).get_state(), *[state for _, state in expected]]
-    assert len(expected) < 120
-    description = describe(iter(ds))
-    for way, num_workers in ways:
-        divided = way(ds, num_workers)
-        it = iter(divided)
-        assert it.get_state() == states[0] and describe(it) == description
-        assert outcomes(it) == expected, divided
-        for position in rng.sample(range(len(expected)), min(4, len(expected))):
-            state = json.loads(json.dumps(states[position]))
-            for other in (it, iter(ds), iter(divided)):
-                other.set_state(state)
-                assert other.get_state() == state
-                assert outcomes(other) == expected[position:], divided
-        it.close()
-
-
-@pytest.mark.parametrize("number", range(20))
-def test_chains_are_those_without_workers(number):
-    rng = random.Random(number)
-    check(
-        drawn_chain(rng),
-        rng,
-        [(local, 1), (local, 2), (local, rng.choice([3, 7])), (in_threads, 2)][number % 2 :: 2],
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_many_chains_are_those_without_workers():
-    rng = random.Random(SEED)
-    for _ in range(20):
-        check(drawn_chain(rng), rng, [(local, rng.choice([1, 2, 3, 7]))])
-    for _ in range(2):
-        check(drawn_chain(rng), rng, [(in_processes, rng.choice([1, 2, 3]))])
-
-
-def files(rng, bad):
-    """A drawn interleave of chains of different kinds, as of files."""
-
-    def file(i):
-        ds = (
-            MapDataset.range(100 * i, 100 * i + i * 7 % 11)
-            .map(failing(bad, lambda x: x))
-            .to_iter_dataset(reading)
-        )
-        return [
-            ds,
-            ds.filter(lambda x: x % 3),
-            ds.map_with_index(lambda i, x: x + i),
-            MapDataset.range(i),
-        ][i % 4]
-
-    reading = rng.choice(READING)
-    members = [file(i) for i in range(rng.choice([1, 3, 8]))]
-    ds = InterleaveIterDataset(members, cycle_length=rng.choice([1, 2, 4, 20]), iter_buffer_size=0)
-    if rng.random() < 0.5:
-        ds = (
-            MapDataset.range(9)
-            .map(lambda i: None if i == 4 else file(i))
-            .interleave(lambda x: x, cycle_length=3)
-        )
-    for name in rng.choices([*STEPS], k=rng.randrange(3)):
-        ds = STEPS[name](ds.seed(1), bad)
-    return BEHIND[rng.choice([*BEHIND])](ds)
-
-
-@pytest.mark.parametrize("number", range(8))
-def test_interleaves_are_those_without_workers(number):
-    rng = random.Random(number)
-    ds = files(rng, [10**9, 11][number % 2])
-    check(ds, rng, [(in_processes, 2)] if number == 0 else [(local, rng.choice([1, 2, 3, 7]))])
 
 
 def test_totals_of_faults_continue_in_the_next_dataset_of_a_slot():
@@ -215,26 +66,37 @@ def test_totals_of_faults_continue_in_the_next_dataset_of_a_slot():
         assert delivered(restored) == expected[i + 1 :]
 
 
-def test_processes():
-    rng = random.Random(5)
+def failing(modulus, fn):
+    """``fn``, which fails with some elements."""
+
+    def fail(x):
+        if x % modulus == 7:
+            raise LookupError("bad", x)
+        return fn(x)
+
+    return fail
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_processes(num_workers):
     numbers = MapDataset.range(50).map(failing(23, lambda x: x + 1)).to_iter_dataset().seed(1)
-    check(
-        numbers.random_map(lambda x, rng: x + rng.integers(9)).batch(4).map(lambda x: x + 1),
-        rng,
-        [(in_processes, 2)],
-    )
-    check(
-        numbers.filter(lambda x: x % 3)
+    ds = (
+        numbers.random_map(lambda x, rng: x + rng.integers(9)).batch(4).map(lambda x: x + 1)
+        if num_workers == 2
+        else numbers.filter(lambda x: x % 3)
         .map_with_index(lambda i, x: x + i)
-        .window_shuffle(7, seed=2),
-        rng,
-        [(in_processes, 3)],
+        .window_shuffle(7, seed=2)
     )
+    expected, it = outcomes(iter(ds)), iter(in_processes(ds, num_workers))
+    assert describe(it) == describe(iter(ds)) and outcomes(it) == expected
+    for position in (1, len(expected) // 2):
+        state = expected[position - 1][1]
+        it.set_state(json.loads(json.dumps(state)))
+        assert it.get_state() == state and outcomes(it) == expected[position:]
     # Processes are used again for the next epoch.
     ds = in_processes(MapDataset.range(6).map(lambda x: os.getpid()).to_iter_dataset().batch(2), 2)
-    assert {*np.concatenate(list(ds))} == {*np.concatenate(list(ds))} and os.getpid() not in {
-        *np.concatenate(list(ds))
-    }
+    pids = {*np.concatenate(list(ds))}
+    assert pids == {*np.concatenate(list(ds))} and os.getpid() not in pids
 
 
 def fatal():
@@ -242,7 +104,7 @@ def fatal():
 
 
 def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
-    ds = MapDataset.range(40).map(fatal()).to_iter_dataset(READING[0]).batch(3).map(list)
+    ds = MapDataset.range(40).map(fatal()).to_iter_dataset(DIRECT).batch(3).map(list)
     it = iter(in_processes(ds, 2).flat_map(list))
     assert [next(it) for _ in range(12)] == [*range(12)]
     with pytest.raises(
@@ -259,7 +121,7 @@ def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
     assert alone.get_state() == it.get_state()
     it.skip_failed()
     assert list(it) == [*range(15, 40)]
-    members = [MapDataset.range(i, 40, 4).to_iter_dataset(READING[0]) for i in range(4)]
+    members = [MapDataset.range(i, 40, 4).to_iter_dataset(DIRECT) for i in range(4)]
     ds = InterleaveIterDataset(members, cycle_length=4).filter(lambda x: x < 30).map(str)
     it = iter(
         in_processes(
@@ -317,7 +179,7 @@ def test_a_filter_that_drops_too_much_is_reported_at_the_same_element():
     options = DatasetOptions(filter_raise_threshold_ratio=0.7)
     for ds in (
         MapDataset.range(4000)
-        .to_iter_dataset(READING[0])
+        .to_iter_dataset(DIRECT)
         .filter(lambda x: x < 500 or x % 7 == 0)
         .map(str),
         MapDataset.range(4000).filter(lambda x: x < 500 or x % 7 == 0).to_iter_dataset().map(str),
@@ -336,20 +198,16 @@ def test_a_filter_that_drops_too_much_is_reported_at_the_same_element():
         assert found[0] == found[1]
 
 
-def test_indices_and_states_that_do_not_fit():
+def test_states_of_another_batch_size_and_states_that_do_not_fit():
     ds = (
         MapDataset.range(30).to_iter_dataset().map_with_index(lambda i, x: (i, x)).map(str).batch(4)
     )
     it, divided = iter(ds), iter(local(ds, 3))
-    for index in (3, 0, 7, 8):
-        set_next_index(it, index)
-        set_next_index(divided, index)
-        assert get_next_index(divided) == index and divided.get_state() == it.get_state()
-        assert [x.tolist() for x in divided] == [x.tolist() for x in it]
-    # in the middle of a batch, as with another batch size
-    state = {"parent": {"next_index": 5}, "counter": 5}
-    it.set_state(state)
-    divided.set_state(state)
+    for each in (it, divided):
+        set_next_index(each, 7)
+    assert divided.get_state() == it.get_state() and get_next_index(divided) == 7
+    for each in (it, divided):  # in the middle of a batch
+        each.set_state({"parent": {"next_index": 5}, "counter": 5})
     assert outcomes(divided) == outcomes(it)
     before = divided.get_state()
     with pytest.raises(StateMismatchError, match=r"all counts .* must be equal"):
@@ -357,7 +215,7 @@ def test_indices_and_states_that_do_not_fit():
     assert divided.get_state() == before
 
 
-def test_sources_that_end_before_their_length_and_interrupts_lose_nothing():
+def test_sources_that_end_before_their_length():
     class Early(list):
         def __getitem__(self, key):
             if key >= 17:
@@ -365,41 +223,24 @@ def test_sources_that_end_before_their_length_and_interrupts_lose_nothing():
             return super().__getitem__(key)
 
     for step in (lambda ds: ds, lambda ds: ds.map(str), lambda ds: ds.filter(lambda x: x % 2)):
-        ds = step(MapDataset.source(Early(range(40))).to_iter_dataset(READING[0]))
+        ds = step(MapDataset.source(Early(range(40))).to_iter_dataset(DIRECT))
         assert outcomes(iter(local(ds, 3))) == outcomes(iter(ds))
-    batches = MapDataset.source(Early(range(40))).to_iter_dataset(READING[0]).batch(5)
+    batches = MapDataset.source(Early(range(40))).to_iter_dataset(DIRECT).batch(5)
     assert [x.tolist() for x in local(batches, 3)] == [x.tolist() for x in batches]
-    ds = MapDataset.range(12).to_iter_dataset(READING[0]).filter(lambda x: x % 3).map(str)
-    it, expected, number = iter(local(ds, 2)), list(ds), 0
-    seen = []
-    while len(seen) < len(expected):
-        while interrupted(lambda: seen.append(next(it)), number, "stages/stream_order.py"):
-            number += 1
-        number = 0
-        it.set_state(it.get_state())
-        assert seen == expected[: len(seen)]
 
 
 def test_what_is_refused():
     numbers, two = MapDataset.range(9).to_iter_dataset(), MultiprocessingOptions(2)
     assert numbers.mp_prefetch(MultiprocessingOptions(0), order="stream") is numbers
-    assert_raises(
-        ValueError,
-        "order must be 'workers' or 'stream', got 'rows'",
-        numbers.mp_prefetch,
-        two,
-        order="rows",
-    )
-    stream, lanes = (
-        partial(numbers.mp_prefetch, order="stream"),
-        MultiprocessingOptions(2, num_lanes=4),
-    )
+    with pytest.raises(ValueError, match="order must be 'workers' or 'stream', got 'rows'"):
+        numbers.mp_prefetch(two, order="rows")
+    stream = partial(numbers.mp_prefetch, order="stream")
+    lanes = MultiprocessingOptions(2, num_lanes=4)
     assert_raises(
         ValueError, "cannot be used with num_lanes=4, which divides the stream", stream, lanes
     )
-    assert_raises(
-        ValueError, "cannot be used with sequential_slice=True", stream, two, sequential_slice=True
-    )
+    with pytest.raises(ValueError, match="cannot be used with sequential_slice=True"):
+        stream(two, sequential_slice=True)
     for ds, reason in (
         (
             numbers.zip(numbers).batch(2),
@@ -428,15 +269,10 @@ def test_what_is_refused():
     ):
         assert_raises(ValueError, reason, ds.mp_prefetch, two, order="stream")
     behind = in_processes(numbers, 2).map(str)
-    assert_raises(
-        ValueError,
-        r"already has StreamOrder.*workers do not start workers",
-        behind.mp_prefetch,
-        two,
-    )
-    assert_raises(
-        ValueError, "its elements are those of one stream", behind.multithread_prefetch, 2, 2
-    )
+    with pytest.raises(ValueError, match=r"already has StreamOrder.*workers do not start workers"):
+        behind.mp_prefetch(two)
+    with pytest.raises(ValueError, match="its elements are those of one stream"):
+        behind.multithread_prefetch(2, 2)
 
 
 ADD_ONE = operation(Map, "map", lambda x: x + 1)
@@ -480,12 +316,6 @@ def test_loaders(name):
             assert [comparable(x) for x in restored] == expected[position:]
     assert "order='stream'" in repr(divided) and ", order=" not in repr(alone)
     assert_raises(ValueError, "num_lanes=2", loader, 0, order="stream", num_lanes=2)
-    assert_raises(
-        ValueError,
-        "order must be",
-        DataLoader,
-        data_source=[1],
-        sampler=SequentialSampler(1),
-        order=None,
-    )
+    with pytest.raises(ValueError, match="order must be"):
+        DataLoader(data_source=[1], sampler=SequentialSampler(1), order=None)
     divided.close()

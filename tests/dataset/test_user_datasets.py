@@ -10,7 +10,6 @@ from users_datasets import BareMap, BareStream
 
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.dataset.bases.context import IteratorContext, Numbers
-from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.experimental import (
     DatasetOptions,
     WithOptionsIterDataset,
@@ -181,30 +180,3 @@ def test_closing_reaches_the_parents_of_a_users_iterator():
     del bare
     gc.collect()  # nothing is printed: warnings are errors
     assert len(closed) == 3  # also when the iterator is dropped
-
-
-def test_names_of_users_attributes_are_theirs():
-    names = "parameters upstream text family place kind length source data position state options"
-    mine = {f"_{name}": "mine" for name in names.split()}  # attributes that users may think of
-
-    class NamedStream(Stream):
-        def __iter__(self):
-            it = super().__iter__()
-            vars(it).update(mine)
-            return it
-
-    numbers = BareMap(4)
-    ds = NamedStream(numbers.map(lambda x: x).to_iter_dataset())
-    for own in (numbers, ds):
-        vars(own).update(mine)
-    ds = ds.map(lambda pair: 1 // (pair[1] - 3)).batch(2, batch_fn=list)
-    assert "BareMap" in repr(ds) and "NamedStream" in repr(ds)
-    it = iter(ds)
-    assert describe(it)["parents"][0]["parents"][0].keys() == {"stage", "parents"}
-    assert describe(it)["parents"][0]["parents"][0]["stage"] == "StreamIterator"
-    next(it)
-    with pytest.raises(ZeroDivisionError) as caught:
-        next(it)
-    assert caught.value.__notes__[0].startswith("Raised by MapDatasetIterator")
-    it.skip_failed()
-    assert list(it) == []

@@ -3,9 +3,7 @@ determined but their number.
 """
 
 import ctypes
-import json
 import os
-import random
 import signal
 from collections import Counter
 from itertools import islice
@@ -19,7 +17,7 @@ from worker_pools import idle_for_long
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.cgroup import usable_cpus
 from gristmill.dataset.bases.observing import running_upstream
-from gristmill.experimental import InterleaveIterDataset, ZipIterDataset
+from gristmill.experimental import ZipIterDataset
 
 patient = pytest.fixture(idle_for_long, name="patient")
 
@@ -38,79 +36,6 @@ def processes(it):
     wait_until(lambda: all([worker.process_id for worker in it._gm_engine.worker_processes()]))
     found = Counter([worker.process_id for worker in it._gm_engine.worker_processes()])
     return found + sum(map(processes, running_upstream(it)), Counter())
-
-
-def component(rng, workers):
-    """A random pipeline in lanes, which ``workers`` processes compute at most."""
-
-    def change(x):
-        if x == bad:
-            raise OSError(5, f"bad record {x}", "file")
-        return np.full(size, x)
-
-    size, bad, seed = rng.choice([1, 1, 9000]), rng.choice([-1, -1, 7, 12]), rng.randrange(100)
-    ds = MapDataset.range(rng.randrange(25, 60)).shuffle(seed=seed).map(change)
-    ds = ds.to_iter_dataset(rng.choice([None, ReadOptions(0, 0), ReadOptions(2, 3)]))
-    ds = ds.filter(lambda x: x[0] % 3 != 1) if rng.random() < 0.4 else ds
-    ds = (
-        ds.random_map(lambda x, noise: x + noise.integers(99), seed=seed)
-        if rng.random() < 0.4
-        else ds
-    )
-    ds = ds.batch(3) if rng.random() < 0.4 else ds
-    num, num_more, size_ahead = rng.randrange(1, 4), rng.randrange(3), rng.choice([1, 5, 500])
-    return ds.mp_prefetch(
-        MultiprocessingOptions(min(num, workers), size_ahead, num_lanes=num + num_more)
-    )
-
-
-def tree(rng, workers, depth=2):
-    if not depth:
-        return component(rng, workers)
-    parents = [tree(rng, workers, rng.choice([0, depth - 1])) for _ in range(rng.randrange(2, 4))]
-    kind = rng.choice(["mix", "zip", "interleave"])
-    if kind == "mix":
-        return IterDataset.mix(parents, [*range(1, len(parents) + 1)])
-    return (
-        ZipIterDataset(parents, strict=False)
-        if kind == "zip"
-        else InterleaveIterDataset(parents, cycle_length=2)
-    )
-
-
-def outcome(it):
-    try:
-        return json.dumps(next(it, "the end"), default=lambda array: array.tolist())
-    except OSError as error:
-        return repr(error)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_random_pipelines_are_those_without_processes(seed, patient):
-    """Also where states are set, errors skipped, and iterators closed or left, in between."""
-    made = [tree(random.Random(seed), workers) for workers in (0, 9)]
-    rng = random.Random(seed)
-    both = [iter(ds) for ds in made]
-    saved = [both[0].get_state()]
-    for _ in range(60):
-        action = rng.choice(["next"] * 8 + ["save", "restore", "new", "close", "prefetch"])
-        if action == "next":
-            here, there = [[outcome(it) for _ in range(4)] for it in both]
-            assert here == there
-            if "OSError" in here[-1] and rng.random() < 0.7:
-                assert [it.skip_failed() for it in both] == [None, None]
-        elif action == "prefetch":
-            both[1].start_prefetch()
-        elif action != "save":
-            if action == "close":
-                both[1].close()
-            if action != "restore":
-                both = [iter(ds) for ds in made]
-            state = json.dumps(rng.choice(saved))
-            assert [it.set_state(json.loads(state)) for it in both] == [None, None]
-        saved.append(both[0].get_state())
-        assert both[1].get_state() == saved[-1]
-    both[1].close()
 
 
 def test_there_is_one_set_of_processes_for_all_and_a_second_epoch_has_the_same(patient):

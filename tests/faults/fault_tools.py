@@ -87,10 +87,8 @@ def threads(num, **options):
 
 def loader(work, num, workers):
     """A ``DataLoader``."""
-    sampler, options = (
-        gm.samplers.IndexSampler(num, num_epochs=1),
-        None if workers else gm.ReadOptions(2, 2),
-    )
+    sampler = gm.samplers.IndexSampler(num, num_epochs=1)
+    options = None if workers else gm.ReadOptions(2, 2)
     arguments = {
         "sampler": sampler,
         "operations": [work],

@@ -74,12 +74,10 @@ def command(folder, *args):
 
 
 def check_names_the_line(err):
-    assert (
-        "next() of " in err
-        and " has waited " in err
-        and "in hang" in err
-        and 'program.py", line' in err
-    ), err
+    assert "next() of " in err, err
+    assert " has waited " in err, err
+    assert "in hang" in err, err
+    assert 'program.py", line' in err, err
 
 
 @pytest.mark.parametrize(
@@ -125,9 +123,8 @@ def test_commands_end(name, tmp_path):
     if name == "lock":  # of the interpreter: no other thread can answer
         assert outcome.code == 1 and "in hold_the_lock" in outcome.err
         return
-    assert outcome.code == 1 and outcome.err.startswith("python -m gristmill: next() of "), (
-        outcome.err
-    )
+    assert outcome.code == 1, outcome.err
+    assert outcome.err.startswith("python -m gristmill: next() of "), outcome.err
     assert "If it is only slow, allow more time" in outcome.err and "Traceback" not in outcome.err
     check_names_the_line(outcome.err)
 

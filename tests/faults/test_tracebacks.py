@@ -127,11 +127,9 @@ def test_only_the_users_own_lines_and_all_when_asked_for(tmp_path):
         methods = [] if kind in ("item", "map", "iter") else ["map"]
         assert functions == ["<module>", "train", *methods, "user_code"], text
         assert re.fullmatch(WHERE[kind], where), text
-        assert (
-            settings == settings_notes(kind)
-            and note.startswith(NOTE)
-            and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
-        )
+        assert settings == settings_notes(kind)
+        assert note.startswith(NOTE)
+        assert "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
     for kind, text in shown(tmp_path, OFF + FAIL, "item", "iter", "loader with workers").items():
         functions, (where, *settings) = stack(text)
         assert settings == settings_notes(kind)

@@ -3,7 +3,6 @@ read-ahead or batch.
 """
 
 import itertools
-import random
 
 import numpy as np
 import pytest
@@ -400,37 +399,6 @@ def test_of_such_a_source_only_records_that_failed_are_lost(upstream):
                     failed.append(error.args[0])
             assert failed == [5, 20, 21] and sorted(delivered + failed) == [*range(50)]
             assert list(it) == []
-
-
-@pytest.mark.parametrize(
-    "options", [DIRECT, *[ReadOptions(1, size) for size in (1, 2, 8)]], ids=str
-)
-def test_iterators_over_sources_of_users_go_back_a_little_in_place(options):
-    """Elements read ahead are reused after a small step back; elements that do not exist are among
-    those read again and returned.
-    """
-    draw = random.Random(7)
-    ds = (
-        MapDataset.source(Source(Bombs()))
-        .repeat(5)
-        .map(lambda x: None if x % 3 == 0 else x)
-        .to_iter_dataset(options)
-    )
-    for pipeline in (
-        ds,
-        ahead(ds.map(lambda x: x), 5),
-        ds.map(lambda x: x).window_shuffle(9, seed=1),
-        first_fit(ds),
-    ):
-        it = iter(pipeline)
-        states, whole = [it.get_state()], []
-        for x in it:
-            whole.append(x)
-            states.append(it.get_state())
-        for _ in range(60):
-            start, num = draw.randrange(len(states)), draw.randrange(9)
-            it.set_state(states[start])
-            assert [*itertools.islice(it, num)] == whole[start : start + num]
 
 
 @pytest.mark.parametrize(

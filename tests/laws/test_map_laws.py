@@ -5,10 +5,8 @@ import random
 import numpy as np
 import pytest
 from entry import plain
-from formulas import shuffled
 from stage_table import MAP_ENTRIES
 
-from gristmill.dataset import MapDataset
 from gristmill.testing import assert_map_dataset_conforms
 
 by_name = {"ids": lambda entry: entry.name}
@@ -90,19 +88,6 @@ def test_one_epoch_in_blocks_of_any_kind(entry):
         assert plain(ds[index]) == plain(ds[int(index)])
     with pytest.raises(TypeError):  # NumPy's own booleans are no integers
         ds[np.bool_(False)]
-
-
-@pytest.mark.parametrize("length", [65_537, 100_000, 2**32 + 1, 2**62 + 1, 2**63 - 1])
-def test_long_shuffles(length):
-    ds = MapDataset.range(length).shuffle(seed=2**32 - 2)
-    for epoch in (-2, -1, 0, 1, 2, 3, 2**32):
-        start = epoch * length
-        for block in (
-            range(start - 3, start + 30),
-            [start + 5, start + length - 1, start + length // 2, start - 1],
-        ):
-            expected = [shuffled(i, length, 2**32 - 2) % length for i in block]
-            assert list(ds._gm_items(block)) == [ds[i] for i in block] == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*takes every n-th element")

@@ -9,6 +9,7 @@ import pickle
 import re
 
 import cloudpickle
+import numpy as np
 import pytest
 from entry import add_ten, nodes, plain
 from refusing import assert_raises
@@ -99,9 +100,29 @@ def test_a_stage_has_its_parameters_and_its_length(entry):
         return
     assert isinstance(length, AtMost | Infinite | Unknown)
     assert_raises(TypeError, r"has no len\(\): ", len, ds)
-    assert operator.length_hint(ds, -1) == getattr(length, "num", -1) and getattr(
-        length, "num", 10**9
-    ) >= len(entry.expected)
+    assert operator.length_hint(ds, -1) == getattr(length, "num", -1)
+    assert getattr(length, "num", 10**9) >= len(entry.expected)
+
+
+# Of these, constructors check what is given, or any value will do.
+OTHER_NUMBERS = {"seed", "start", "stop", "step", "length", "index", "pad_value", "bos_token_id"}
+OTHER_NUMBERS |= {"num_threads", "buffer_size"}
+
+
+@each_of_all
+def test_counts_among_its_parameters_are_checked(entry):
+    parameters = entry.make()._gm_parameters
+    values = parameters.as_dict()
+    for name in [x for x, value in values.items() if type(value) is int and x not in OTHER_NUMBERS]:
+
+        def made_with(value, name=name):
+            return type(parameters)(**{**values, name: value})
+
+        for wrong in (1.5, "1", [1]):
+            assert_raises(TypeError, f"^{name} must be an integer, got", made_with, wrong)
+        too_small = rf"^{name} must be a (positive|non-negative) integer, got -1"
+        assert_raises(ValueError, too_small, made_with, -1)
+        assert type(getattr(made_with(np.int64(values[name])), name)) is int
 
 
 COPIES = {

@@ -41,88 +41,37 @@ NO_SEED = "is random and needs a sampler with a seed"
 
 
 def test_arguments_are_keywords_and_wrong_ones_are_refused_in_grain_s_order():
-    for changes, kind, message in [
-        ({"worker_count": -1}, ValueError, "worker_count must be a non-negative integer, got -1"),
-        (
-            {"worker_buffer_size": -2},
-            ValueError,
-            "worker_buffer_size must be a non-negative integer, got -2",
-        ),
-        (
-            {"worker_count": 1.7},
-            TypeError,
-            "worker_count must be an integer, got 1.7 of type float",
-        ),
-        (
-            {"worker_buffer_size": "1"},
-            TypeError,
-            "worker_buffer_size must be an integer, got '1' of type str",
-        ),
-        (
-            {"worker_count": 1, "worker_buffer_size": 0},
-            ValueError,
-            "worker_buffer_size must be a positive integer, got 0",
-        ),
-        (
-            {"operations": None},
-            TypeError,
-            "operations must be a sequence of transformations, got None of type NoneType",
-        ),
-        (
-            {"operations": Batch(2)},
-            TypeError,
-            r"operations must be a sequence of transformations, got Batch\(batch_size=2",
-        ),
-        (
-            {"operations": [PLUS_ONE, 5]},
-            TypeError,
-            r"operations\[1\] must be a transformation .* got 5 of type int",
-        ),
-        (
-            {"operations": [Mapped]},
-            TypeError,
-            r"operations\[0\] must be .* \(an instance of .* got <class '.*Mapped'>",
-        ),
-        ({"operations": [Batch(0)]}, ValueError, "batch_size must be a positive integer, got 0"),
-        (
-            {"operations": [Batch(2.5)]},
-            TypeError,
-            "batch_size must be an integer, got 2.5 of type float",
-        ),
-        (
-            {"operations": [Batch(2, batch_fn=3)]},
-            TypeError,
-            "batch_fn must be a callable of a list of elements, got 3",
-        ),
-        (
-            {"operations": [PLUS_ONE, DRAW], "sampler": IndexSampler(3)},
-            ValueError,
-            rf"operations\[1\], RandomMapped, {NO_SEED}",
-        ),
-        (
-            {"operations": [DrawOld()], "sampler": SequentialSampler(3)},
-            ValueError,
-            rf"operations\[0\], DrawOld, {NO_SEED}",
-        ),
-        (
-            {"shard_options": (0, 1)},
-            TypeError,
-            r"shard_options must be a ShardOptions, got \(0, 1\)",
-        ),
-        ({"read_options": 16}, TypeError, "read_options must be a ReadOptions, got 16"),
-        ({"sampler": 6}, TypeError, "sampler must have __getitem__, got 6 of type int"),
-        (
-            {"data_source": 6},
-            TypeError,
-            "data_source must have __getitem__ and __len__ .*, got 6 of type int",
-        ),
-        (
-            {"sampler": []},
-            ValueError,
-            "shard_options must be passed to the DataLoader: the sampler list has no sharding",
-        ),
-    ]:
-        assert_raises(kind, message, make, 6, **changes)
+    def check(error, match, **changes):
+        assert_raises(error, match, make, 6, **changes)
+
+    of_operations = "operations must be a sequence of transformations, got "
+    of_batches = "batch_size must be "
+    check(ValueError, "worker_count must be a non-negative integer, got -1", worker_count=-1)
+    check(ValueError, "size must be a non-negative integer, got -2", worker_buffer_size=-2)
+    check(TypeError, "worker_count must be an integer, got 1.7 of type float", worker_count=1.7)
+    check(TypeError, "worker_buffer_size must be an integer, got '1'", worker_buffer_size="1")
+    check(
+        ValueError, "size must be a positive integer, got 0", worker_count=1, worker_buffer_size=0
+    )
+    check(TypeError, f"{of_operations}None of type NoneType", operations=None)
+    check(TypeError, rf"{of_operations}Batch\(batch_size=2", operations=Batch(2))
+    check(TypeError, r"operations\[1\] must be a tr.* got 5 of type int", operations=[PLUS_ONE, 5])
+    check(
+        TypeError, r"\[0\] must be .*an instance of .* got <class '.*Mapped'>", operations=[Mapped]
+    )
+    check(ValueError, f"{of_batches}a positive integer, got 0", operations=[Batch(0)])
+    check(TypeError, f"{of_batches}an integer, got 2.5 of type float", operations=[Batch(2.5)])
+    check(TypeError, "batch_fn must be a callable of a list", operations=[Batch(2, batch_fn=3)])
+    random, old = [PLUS_ONE, DRAW], [DrawOld()]
+    check(
+        ValueError, rf"\[1\], RandomMapped, {NO_SEED}", operations=random, sampler=IndexSampler(3)
+    )
+    check(ValueError, rf"\[0\], DrawOld, {NO_SEED}", operations=old, sampler=SequentialSampler(3))
+    check(TypeError, r"shard_options must be a ShardOptions, got \(0, 1\)", shard_options=(0, 1))
+    check(TypeError, "read_options must be a ReadOptions, got 16", read_options=16)
+    check(TypeError, "sampler must have __getitem__, got 6 of type int", sampler=6)
+    check(TypeError, "data_source must have __getitem__ and __len__ .*, got 6", data_source=6)
+    check(ValueError, "must be passed to the DataLoader: the sampler list has no shard", sampler=[])
     given = {"data_source": [1, 2], "sampler": SequentialSampler(2)}
     assert list(DataLoader(**given)) == [1, 2]
     assert_raises(TypeError, "by keyword", DataLoader, *given.values())
@@ -146,10 +95,8 @@ def test_number_of_workers_and_what_the_repr_shows():
     for worker_count in (0, False, np.int8(0)):
         loader = make(6, worker_count=worker_count, worker_buffer_size=0, enable_profiling=True)
         options = loader.multiprocessing_options
-        assert (
-            options == gristmill.MultiprocessingOptions(0, 0, True)
-            and type(options.num_workers) is int
-        )
+        assert options == gristmill.MultiprocessingOptions(0, 0, True)
+        assert type(options.num_workers) is int
     assert_raises(AttributeError, None, setattr, loader, "multiprocessing_options", options)
     loader = make(
         6,
@@ -234,20 +181,16 @@ TWICE = operation(FlatMap, "flat_map", lambda x: [x, x], max_fan_out=2)
 @pytest.mark.parametrize(
     ("args", "arguments", "expected"),
     [
-        *(
-            ([DATA], {}, [[i] for i in DATA]),
-            ([DATA, 2], {}, PAIRS),
-            ([DATA, OURS], {}, list(DATA)),
-        ),
+        ([DATA], {}, [[i] for i in DATA]),
+        ([DATA, 2], {}, PAIRS),
+        ([DATA, OURS], {}, list(DATA)),
         ([DATA, 4, None, None, None, 0, None, False, True], {}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
         ([DATA], {"batch_size": None}, list(DATA)),
         ([DATA, 10, True], {}, [plain(gristmill.load(DATA, shuffle=True, seed=0, num_epochs=1))]),
         ([DATA], {"batch_size": 5, "num_workers": 2}, [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]),
         ([], {"dataset": DATA, "batch_size": 2, "collate_fn": sum}, [1, 5, 9, 13, 17]),
-        *(
-            ([DATA], {"batch_size": 2, "sampler": iter([9, 3, 3])}, [[9, 3], [3]]),
-            ([DATA], {"sampler": OURS}, list(DATA)),
-        ),
+        ([DATA], {"batch_size": 2, "sampler": iter([9, 3, 3])}, [[9, 3], [3]]),
+        ([DATA], {"sampler": OURS}, list(DATA)),
         ([DATA], {"batch_sampler": [[0, 1], [9]], "collate_fn": tuple}, [(0, 1), (9,)]),
         (
             [],
@@ -287,10 +230,8 @@ def test_what_has_no_counterpart_is_said_in_words_and_other_names_are_python_s_o
         "generator",
         "persistent_workers",
     ]
-    arguments, in_words = (
-        dict.fromkeys(names, "given"),
-        {*names, "num_epochs", "worker_count", "in_order"},
-    )
+    arguments = dict.fromkeys(names, "given")
+    in_words = {*names, "num_epochs", "worker_count", "in_order"}
     with pytest.raises(TypeError) as caught:
         DataLoader(DATA, 8, num_workers=2, prefetch_factor=4, in_order=False, **arguments)
     _, line, *words = str(caught.value).splitlines()
@@ -301,19 +242,10 @@ def test_what_has_no_counterpart_is_said_in_words_and_other_names_are_python_s_o
     assert line.endswith(settings)
     assert {text.partition(":")[0] for text in words} == in_words
     given = {"data_source": DATA, "sampler": OURS}
-    assert_raises(
-        TypeError,
-        r"__init__\(\) got an unexpected keyword argument 'batch'",
-        DataLoader,
-        **given,
-        batch=2,
-    )
-    assert_raises(
-        TypeError,
-        "missing 1 required keyword-only argument: 'sampler'",
-        DataLoader,
-        data_source=DATA,
-    )
+    with pytest.raises(TypeError, match=r"__init__\(\) got an unexpected keyword argument 'batch'"):
+        DataLoader(**given, batch=2)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'sampler'"):
+        DataLoader(data_source=DATA)
     parameters = list(inspect.signature(DataLoader).parameters)
     assert parameters[:3] == ["data_source", "sampler", "operations"]
     assert parameters == [

@@ -174,10 +174,8 @@ class TestGenerators:
         # regardless of earlier filters
         assert run(6, TO_TUPLE, Kept(lambda x: x[0] % 2), DRAW) == whole[1::2]
         for i in range(3):
-            assert (
-                run(6, TO_TUPLE, DRAW, sampler=SequentialSampler(6, ShardOptions(i, 3), seed=3))
-                == whole[i::3]
-            )
+            found = run(6, TO_TUPLE, DRAW, sampler=SequentialSampler(6, ShardOptions(i, 3), seed=3))
+            assert found == whole[i::3]
         loader = make(6, EMPTY, DRAW, sampler=IndexSampler(6, num_epochs=2, seed=1))
         first = list(loader)
         # an epoch has other streams than the one before
@@ -187,9 +185,7 @@ class TestGenerators:
 
 
 class TestDispatch:
-    def test_of_two_classes_and_with_the_index_of_the_last_record_of_a_batch(
-        self,
-    ):
+    def test_of_two_classes_and_with_the_index_of_the_last_record_of_a_batch(self):
         def refuse(*args):
             raise AssertionError
 
@@ -220,9 +216,8 @@ class TestDispatch:
         assert run(3, *before, Kept(lambda x: x is None), data_source=[0, None, 2]) == [None]
         answers = {0: [], 1: "yes", 2: 0.0, 3: np.array([True]), 4: None, 5: {"a"}}
         assert run(6, *before, Kept(answers.get)) == [1, 3, 5]
-        assert_raises(
-            ValueError, "ambiguous", run, 6, *before, Kept(lambda x: np.array([True, False]))
-        )
+        with pytest.raises(ValueError, match="ambiguous"):
+            run(6, *before, Kept(lambda x: np.array([True, False])))
         plus_one, double = Mapped(lambda x: x + 1), Mapped(lambda x: x * 2)
         assert run(3, *before, plus_one, double) == [2, 4, 6]
         assert run(3, double, *before, plus_one) == [1, 3, 5]
@@ -237,9 +232,8 @@ class TestDispatch:
         )
         assert type(batch["a"]) is tuple and batch["a"][1] == [None]
         assert batch["a"][0].dtype == np.float32 and batch["b"].tolist() == [0, 1]
-        assert_raises(
-            ValueError, "same structure", run, 2, Mapped(lambda x: [x] * (1 + x)), *before, Batch(2)
-        )
+        with pytest.raises(ValueError, match="same structure"):
+            run(2, Mapped(lambda x: [x] * (1 + x)), *before, Batch(2))
         seen = []
         it = iter(make(9, *before, Mapped(lambda x: seen.append(x) or x), Batch(2), plus_one))
         assert seen == [] and next(it).tolist() == [1, 2] and seen == [0, 1]
@@ -343,8 +337,7 @@ def test_samplers_and_iterators_that_are_not_quite_ours():
     ]
     assert run(10, sampler=derived(SequentialSampler, len=lambda self: 100)(10)) == list(range(10))
     wrong = {"sampler": range(3), "shard_options": NoSharding()}
-    assert_raises(
-        TypeError, r"must return RecordMetadata, got 0 from sampler\[0\]", run, 3, **wrong
-    )
+    with pytest.raises(TypeError, match=r"must return RecordMetadata, got 0 from sampler\[0\]"):
+        run(3, **wrong)
     assert_raises(TypeError, "cannot be copied", copy.copy, iter(make(3, read_options=DIRECT)))
     assert_raises(TypeError, "data_loader must be a DataLoader, got 5", DataLoaderIterator, 5, None)

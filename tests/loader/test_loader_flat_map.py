@@ -116,12 +116,10 @@ def test_every_item_has_a_random_stream_of_its_own():
 
 def test_what_is_refused_at_construction_which_class_decides_and_errors_that_are_skipped():
     no_maximum = type("NoMaximum", (FlatMapTransform,), {"flat_map": list})
-    assert_raises(
-        TypeError, "NoMaximum must have an attribute max_fan_out", make_loader, no_maximum()
-    )
-    assert_raises(
-        ValueError, "max_fan_out must be a positive integer, got 0", make_loader, split(0, list)
-    )
+    with pytest.raises(TypeError, match="NoMaximum must have an attribute max_fan_out"):
+        make_loader(no_maximum())
+    with pytest.raises(ValueError, match="max_fan_out must be a positive integer, got 0"):
+        make_loader(split(0, list))
     assert_raises(TypeError, r"operations\[0\] must be a transformation", make_loader, no_maximum)
 
     def refuse(*args):
@@ -187,26 +185,19 @@ def test_states_and_checkpoints_of_other_loaders_are_refused(tmp_path):
     assert_raises(StateKeyError, "last_seen_indices", without.set_state, before)
     assert_raises(StateKeyError, "next_index_in_buffer", it.set_state, without.get_state())
     two_workers = iter(make_loader(FAN, worker_count=2)).get_state()
-    assert_raises(
-        StateMismatchError,
-        "worker_count=2, the DataLoader has worker_count=0",
-        it.set_state,
-        two_workers,
-    )
+    with pytest.raises(
+        StateMismatchError, match="worker_count=2, the DataLoader has worker_count=0"
+    ):
+        it.set_state(two_workers)
     assert_raises(StateKeyError, None, it.set_state, without_origin(two_workers))
     three_workers = iter(make_loader(FAN, worker_count=3))
-    assert_raises(
-        StateMismatchError,
-        r"2 workers, .* has 3",
-        three_workers.set_state,
-        without_origin(two_workers),
-    )
+    with pytest.raises(StateMismatchError, match=r"2 workers, .* has 3"):
+        three_workers.set_state(without_origin(two_workers))
     assert it.get_state() == before
     it, handler = iter(make_loader(FAN)), grain.checkpoint.CheckpointHandler()
     next(it)
     handler.save(tmp_path, it)
     assert list(handler.restore(tmp_path, iter(make_loader(FAN)))) == ITEMS[1:]
     match = r"max_fan_out of FlatMap .* was 3 .* is 4"
-    assert_raises(
-        StateMismatchError, match, handler.restore, tmp_path, iter(make_loader(split(4, fan)))
-    )
+    with pytest.raises(StateMismatchError, match=match):
+        handler.restore(tmp_path, iter(make_loader(split(4, fan))))

@@ -60,10 +60,8 @@ def test_outputs_depend_neither_on_workers_nor_on_whose_operations_they_are():
         )
 
     expected = outputs(0)
-    assert (
-        type(expected[0]) is tuple
-        and [outputs(1), outputs(2, read_options=ReadOptions(3, 9))] == [expected] * 2
-    )
+    assert type(expected[0]) is tuple
+    assert [outputs(1), outputs(2, read_options=ReadOptions(3, 9))] == [expected] * 2
     sampler = SequentialSampler(11, ShardOptions(1, 2))
     assert list(loader(11, Mapped(lambda x: None if x == 3 else x), sampler=sampler)) == [
         1,
@@ -117,9 +115,8 @@ class TestSharedMemory:
         operations = [Mapped(element), *AS_RECORDS, Batch(2)]
         batches = list(loader(8, *operations, worker_count=1))
         for batch, expected in zip(batches, make(8, *operations), strict=True):
-            assert isinstance(base(batch["image"]), mmap.mmap) and isinstance(
-                base(batch["small"]), bytearray
-            )
+            assert isinstance(base(batch["image"]), mmap.mmap)
+            assert isinstance(base(batch["small"]), bytearray)
             assert batch["none"] is None
             for name in ("image", "label", "small"):
                 assert type(batch[name]) is np.ndarray and batch[name].flags.writeable

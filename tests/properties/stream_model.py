@@ -23,6 +23,7 @@ from local_workers import LocalWorkersIterDataset
 from gristmill import experimental as gx
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
+from gristmill.dataset.stages.stream_order import in_stream_order
 
 MOST_RECORDS = 30  # of a source
 END = object()
@@ -153,9 +154,33 @@ def padded(ds: Any, size: int) -> Any:
     return ds.filter(is_there).map(number).batch(size, batch_fn=pad).map(as_list)
 
 
+def by_workers_in_order(ds: Any, num_workers: int) -> Any:
+    """The same stream, its chain computed by workers, if that is possible."""
+
+    def workers(part: Any, num_lanes: int | None = None) -> Any:
+        num = min(num_workers, num_lanes or num_workers)
+        return LocalWorkersIterDataset(part, num, num_lanes=num_lanes)
+
+    try:
+        return in_stream_order(ds, workers)
+    except ValueError:
+        return ds
+
+
+def may_be_none(tree: Any) -> bool:
+    """True if an element may be ``None``, which workers that keep the order refuse."""
+    return (
+        tree[0] == "remove"
+        or (tree[0] == "source" and tree[1][3] and not names(tree).isdisjoint(["remove", "filter"]))
+        or any(map(may_be_none, tree[2]))
+    )
+
+
 def build(tree: Any) -> Any:
     """The data set of ``tree``."""
     name, args, trees = tree
+    if name == "in_order" and may_be_none(tree):
+        return build(trees[0])
     if name == "source":
         return list_model.build(
             list_model.read_with([*source_model(tree).steps, ("to_iter",)], *args[2:])
@@ -219,6 +244,8 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
     if name == "interleave":
         parents = [outcomes(t) for t in share.of(trees)]
         return in_turn(parents, min(args[0], len(parents)))
+    if name == "in_order":
+        return outcomes(trees[0], share)
     if name in (*_WORKERS, "threads"):
         n = args[0]
         return (
@@ -462,6 +489,7 @@ _WORKERS = {
     "local_workers": LocalWorkersIterDataset,
     "lanes": lambda ds, n: ds.mp_prefetch(MultiprocessingOptions(num_lanes=n)),
     "local_lanes": lambda ds, n: LocalWorkersIterDataset(ds, -(-n // 2), num_lanes=n),
+    "in_order": by_workers_in_order,
 }
 _steps = {
     name: st.tuples(st.just(name), st.tuples(*args)) for name, (_, _, *args) in _STAGES.items()
@@ -495,10 +523,13 @@ _joins = {
 }
 
 
+JOINS = ("interleave", "mix", "mix", "zip")
+
+
 @st.composite
-def trees_of_depth(draw: Any, depth: int, sources: Any, steps: Any) -> Any:
+def trees_of_depth(draw: Any, depth: int, sources: Any, steps: Any, joins: Any = JOINS) -> Any:
     """A tree whose stages are joined at most so often on the way from a source to the output."""
-    join = draw(st.sampled_from(["interleave", "mix", "mix", "zip"])) if depth else None
+    join = draw(st.sampled_from(joins)) if depth else None
     if join is None:
         tree = draw(sources)
     else:
@@ -517,11 +548,13 @@ def _trees(sources: Any, *steps: Any) -> Any:
 
 
 trees = _trees(_sources(list_model.map_steps), *_steps.values())
-failing_trees = _trees(
-    _sources(list_model.map_steps) | _sources(list_model.failing_map_steps),
-    *_steps.values(),
-    _fail,
-    _fail,
+_failing_sources = _sources(list_model.map_steps) | _sources(list_model.failing_map_steps)
+failing_trees = _trees(_failing_sources, *_steps.values(), _fail, _fail)
+# Chains and interleaves of chains, which workers can compute in the order of the stream.
+failing_chains = st.integers(0, 1).flatmap(
+    lambda depth: trees_of_depth(
+        depth, _failing_sources, st.one_of(*_steps.values(), _fail), ("interleave",)
+    )
 )
 
 

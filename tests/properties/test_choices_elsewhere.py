@@ -2,31 +2,21 @@
 
 import json
 import random
-from functools import partial
 from itertools import islice
 
 import pytest
 from computing_ahead import DIRECT, no_threads_left  # noqa: F401
-from dropping import Dropping
+from dropping import DroppingIterDataset
 
 from gristmill import IterDataset, MapDataset
-from gristmill.dataset.engine.iterators import open_stage
 from gristmill.experimental import InterleaveIterDataset, ThreadPrefetchIterDataset
 
 WINDOW = 7
 
 
-class DroppingIterDataset(IterDataset):
-    def __init__(self, parent, rng):
-        super().__init__(parent)
-        self.rng = rng
-
-    def __iter__(self):
-        return open_stage(self, partial(Dropping, rng=self.rng))
-
-
 def dropping(rng, start, num):
-    return DroppingIterDataset(MapDataset.range(start, start + num).to_iter_dataset(DIRECT), rng)
+    ds = MapDataset.range(start, start + num).to_iter_dataset(DIRECT)
+    return DroppingIterDataset(ds, lambda x: rng.random() < 0.3, passes=False)
 
 
 def interleaved(rng, size):

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gristmill import (
-    FaultBudgetError,
-    IterDataset,
-    MapDataset,
-    MultiprocessingOptions,
-    ReadOptions,
-)
+from gristmill import FaultBudgetError, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.experimental import InterleaveIterDataset, RepeatIterDataset
 
 EVERY = {"max_rate": None, "max_consecutive": None}
@@ -224,32 +218,3 @@ def test_counts_depend_on_no_threads_or_blocks(pipeline):
         found += [int(x) for x in block]
     if all(isinstance(x, int) for x in expected[0]):
         assert found == expected[0] and it.faults().total == expected[1][-1][0]
-
-
-@some
-@given(pipelines, st.integers(0, 20), st.integers(0, 3))
-def test_what_was_skipped_is_skipped_again_though_it_does_not_fail_now(pipeline, num, more):
-    functions = []
-    ds = build(*pipeline, functions)
-    it = iter(ds)
-    start, _ = run(it, num)
-    if len(start) < num or any(not isinstance(x, int) for x in start):
-        return
-    for _ in range(more):  # fills windows and batches
-        state = through_json(it.get_state())
-        before = it.faults()
-        for function in functions:
-            function.is_on = False
-        again = iter(ds)
-        again.set_state(state)
-        mine = run(again, 1)[0]
-        for function in functions:
-            function.is_on = True
-        theirs = run(it, 1)[0]
-        # The rows that are missing from the last batch of a ``global_batch`` are not counted.
-        is_known = bool(theirs) or "rows" not in [name for name, _ in pipeline[1]]
-        if it.faults().total == before.total and is_known:  # nothing new has failed
-            assert mine == theirs
-            assert again.faults().total == before.total
-        if not theirs:
-            return

@@ -17,7 +17,7 @@ from gristmill.experimental import (
 )
 
 BOS_ID = 10**6
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=90, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def stream(elements):

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 LIMIT = 30  # elements that are looked at
-some = settings(max_examples=80, deadline=None)
+some = settings(max_examples=50, deadline=None)
 
 
 def run_share(ds, index, count):
@@ -80,7 +80,7 @@ def test_a_part_of_the_source_is_like_a_source_of_its_own(length, steps, count):
         )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(length=st.integers(0, 12), steps=map_steps, data=st.data())
 def test_map_pipelines(length, steps, data):
     model = MapModel(length, steps)

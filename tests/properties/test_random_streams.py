@@ -22,6 +22,7 @@ from stream_model import (
     Interrupt,
     Transient,
     build,
+    failing_chains,
     failing_trees,
     frozen,
     names,
@@ -34,7 +35,12 @@ from gristmill import experimental as gx
 from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.dataset.engine.iterators import StreamIterator
 
-ELSEWHERE = ["local_workers", "workers", "lanes", "local_lanes", "threads", "prefetch"]
+pytestmark = [  # of shares, which streams that are drawn may have
+    pytest.mark.filterwarnings("ignore:.*takes every n-th element"),
+    pytest.mark.filterwarnings("ignore:.*takes a part of shuffled elements"),
+]
+
+ELSEWHERE = ["local_workers", "workers", "lanes", "local_lanes", "in_order", "threads", "prefetch"]
 LIMIT = 50  # outcomes that are looked at
 BUDGETS = [
     gx.DatasetOptions(),
@@ -50,7 +56,7 @@ ANYHOW = {
     # explaining takes minutes
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 }
-QUICK = settings(max_examples=200, derandomize=True, **ANYHOW)
+QUICK = settings(max_examples=140, derandomize=True, **ANYHOW)
 THOROUGH = settings(max_examples=200, print_blob=True, **ANYHOW)  # with other examples every time
 
 
@@ -93,7 +99,9 @@ class Run:
                 return False
             except (Transient, Interrupt):
                 assert self.state() == before
-                if not self.names.isdisjoint(["threads", "local_workers"]):  # an error stays
+                if not self.names.isdisjoint(
+                    ["threads", "local_workers", "in_order"]
+                ):  # an error stays
                     self.it.set_state(self.it.get_state())
             except (Boom, ValueError) as error:
                 assert type(error) is Boom or "ZipIterDataset argument" in str(error)
@@ -302,6 +310,7 @@ def check(tree, num_workers, script):
     run.finish()
 
 
+TWO_FILES = ("interleave", (1, 0, 0, 0, False), (("source", (3, [], (1, 1), False), ()),) * 2)
 LISTED = ("interleave", (1, 0, 0, 0, True), (("source", (12, [], (0, 0), False), ()),))
 
 
@@ -309,9 +318,18 @@ LISTED = ("interleave", (1, 0, 0, 0, True), (("source", (12, [], (0, 0), False),
 @QUICK
 # the beginning, while nothing can be opened
 @example(LISTED, 2, [("arm", 1, Transient), ("restore", 0)])
+# members that a live run has are closed when a state is set
+@example(("cache", (), (("double", (), (TWO_FILES,)),)), 0, [("next",)] * 4 + [("restore", 0)])
 @given(trees | failing_trees, st.sampled_from([0, 0, 0, 1]), operations)
 def test_streams(tree, num_workers, script):
     check(tree, num_workers, script)
+
+
+@pytest.mark.timeout(300)
+@settings(QUICK, max_examples=80)
+@given(failing_chains, st.integers(1, 3), operations)
+def test_streams_in_order(tree, num_workers, script):
+    check(("in_order", (num_workers,), (tree,)), 0, script)
 
 
 @pytest.mark.slow
@@ -333,16 +351,22 @@ def model_in_workers():
         cloudpickle.unregister_pickle_by_value(module)
 
 
+def check_workers(tree, other, script):
+    """Both components share processes."""
+    components = ("workers", (2,), (tree,)), ("workers", (1,), (other,))
+    check(("mix", ([2, 1], False), components), 0, script)
+
+
 @settings(QUICK, max_examples=6)
-@given(failing_trees, few_operations)
-def test_streams_of_workers(model_in_workers, tree, script):
-    check(("workers", (2,), (tree,)), 0, script)
+@given(failing_trees, failing_trees, few_operations)
+def test_streams_of_workers(model_in_workers, tree, other, script):
+    check_workers(tree, other, script)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # an example that fails is made smaller
 @seed(SEED)
 @settings(THOROUGH, max_examples=5)
-@given(trees | failing_trees, few_operations)
-def test_many_streams_of_workers(model_in_workers, tree, script):
-    check(("workers", (2,), (tree,)), 0, script)
+@given(trees | failing_trees, failing_trees, few_operations)
+def test_many_streams_of_workers(model_in_workers, tree, other, script):
+    check_workers(tree, other, script)

@@ -86,15 +86,13 @@ def object_array(values):
 
 
 SCALARS = st.one_of(
-    *[
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(),
-        st.complex_numbers(),
-        st.text(max_size=30),
-        st.dates(),
-    ],
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(max_size=30),
+    st.dates(),
     *[st.binary(max_size=30), st.binary(min_size=MIN_SHARED_BYTES, max_size=MIN_SHARED_BYTES + 9)],
     *[st.builds(bytearray, st.binary(max_size=30)), st.sets(st.text(max_size=3), max_size=3)],
     st.frozensets(st.integers(), max_size=3),
@@ -109,11 +107,9 @@ def containers(children):
     return st.one_of(
         *[lists, lists.map(tuple), lists.map(object_array)],
         *[dicts, dicts.map(OrderedDict), dicts.map(lambda d: defaultdict(list, d))],
-        *[
-            st.builds(Pair, children, children),
-            st.builds(Point, children, children),
-            st.builds(Frozen, children),
-        ],
+        st.builds(Pair, children, children),
+        st.builds(Point, children, children),
+        st.builds(Frozen, children),
         children.map(lambda x: [x, x]),  # an object in two places
         children.map(lambda x: {"one": x, "other": (x,)}),
     )

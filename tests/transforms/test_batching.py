@@ -60,16 +60,12 @@ def columns(draw):
             | st.booleans()
             | st.integers(-3, 3).map(np.int8)
         )
-        text, data = (
-            st.text(max_size=3).map(lambda x: x.rstrip("\0")),
-            st.binary(max_size=3).map(lambda x: x.rstrip(b"\0")),
-        )
+        text = st.text(max_size=3).map(lambda x: x.rstrip("\0"))
+        data = st.binary(max_size=3).map(lambda x: x.rstrip(b"\0"))
         same = draw(st.sampled_from([scalars, st.integers(-9, 9), text, data]))
         return draw(st.lists(same, min_size=num, max_size=num))
-    shape, dtype = (
-        draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)),
-        draw(DTYPES),
-    )
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    dtype = draw(DTYPES)
     elements = (
         st.sampled_from([None, 1, "a", (2, 3)]) if dtype.hasobject and kind == "arrays" else None
     )
@@ -167,12 +163,11 @@ def test_text_and_bytes_are_kept_or_refused(leaves, as_scalars):
         if bad is None:
             assert way(leaves).tolist() == leaves
         else:
-            assert_raises(
+            with pytest.raises(
                 ValueError,
-                re.escape(f"but {place}element {bad} ends in ") + ".*batch_fn=list",
-                way,
-                leaves,
-            )
+                match=(re.escape(f"but {place}element {bad} ends in ") + ".*batch_fn=list"),
+            ):
+                way(leaves)
 
 
 # like PyTorch's: its ``__array__`` takes no ``copy=``, which NumPy 2 warns of where it is given one
@@ -193,9 +188,8 @@ def test_anything_is_an_element():
     assert stack((1, 2)).tolist() == [1, 2]
     assert stack(np.arange(6).reshape(3, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
     things = [object(), object()]
-    assert (
-        stack(things).dtype == stack([object]).dtype == object and stack(things).tolist() == things
-    )
+    assert stack(things).dtype == stack([object]).dtype == object
+    assert stack(things).tolist() == things
     batch = stack([Tensor()])
     assert batch.tolist() == [[1, 1]]
     batch[:] = 5
@@ -227,10 +221,8 @@ DIFFERENCES = [
     ([{"a": 1, "b": 3}, {"a": 2, "b": None}], ["['b'] is missing"]),
     ([{"a": 1}, 1], ["['a'] is missing", "(the element itself) is not in element 0"]),
     ([1, {"a": 1}], ["(the element itself) is missing", "['a'] is not in element 0"]),
-    *(
-        ([1, None], ["(the element itself) is missing"]),
-        ([[1], (1,)], ["element 0 is", "element 1 is"]),
-    ),
+    ([1, None], ["(the element itself) is missing"]),
+    ([[1], (1,)], ["element 0 is", "element 1 is"]),
     ([{"a": 1}, OrderedDict(a=1)], ["element 0 is", "element 1 is"]),
 ]
 
@@ -290,22 +282,17 @@ def test_typed_keys_become_arrays_of_keys():
 
     for shape in ((6,), (3, 2), (2, 3, 1)):
         rows = keys.reshape(shape)
-        assert is_same(stack(list(rows)), rows) and is_same(
-            stack([{"k": [row]} for row in rows])["k"][0], rows
-        )
+        assert is_same(stack(list(rows)), rows)
+        assert is_same(stack([{"k": [row]} for row in rows])["k"][0], rows)
         assert is_same(concatenate([rows[:1], rows[1:]]), rows)
         padded = batch_and_pad([*rows], batch_size=7, pad_value=jax.random.key(0))
-        assert is_same(padded[: len(rows)], rows) and is_same(
-            padded[6], jax.numpy.broadcast_to(jax.random.key(0), shape[1:])
-        )
+        assert is_same(padded[: len(rows)], rows)
+        assert is_same(padded[6], jax.numpy.broadcast_to(jax.random.key(0), shape[1:]))
     assert is_same(next(iter(MapDataset.source(keys).batch(4).to_iter_dataset().rebatch(6))), keys)
-    assert_raises(
-        ValueError,
-        "pad_value must be a value that the elements of dtype key",
-        batch_and_pad,
-        [keys[0]],
-        batch_size=2,
-    )
+    with pytest.raises(
+        ValueError, match="pad_value must be a value that the elements of dtype key"
+    ):
+        batch_and_pad([keys[0]], batch_size=2)
 
 
 SHAPE, FLOAT = (4, MEGABYTE // 4), np.dtype(np.float32)
@@ -318,11 +305,9 @@ def address(array):
 def test_a_dropped_batch_is_used_again():
     pool = BufferPool()
     batch = pool(SHAPE, FLOAT)
-    assert (
-        (batch.shape, batch.dtype) == (SHAPE, FLOAT)
-        and batch.flags.c_contiguous
-        and batch.flags.writeable
-    )
+    assert (batch.shape, batch.dtype) == (SHAPE, FLOAT)
+    assert batch.flags.c_contiguous
+    assert batch.flags.writeable
     place = address(batch)
     del batch
     assert address(pool(SHAPE[::-1], np.dtype(np.int32))) == place  # as many bytes
@@ -481,21 +466,17 @@ def test_full_batches_are_the_default_ones_others_begin_with_them_and_a_pad_valu
     for wrong in ({"a": -1}, {"a": 1, "b": "y"}, {"a": 1, "b": ("y", 0)}, [1, "y"], None):
         assert_raises(ValueError, match, batch_and_pad, values, batch_size=2, pad_value=wrong)
     for value, pad_value, expected in [
-        *(
-            (1, 2.0, 2),
-            (1, np.float32(-3), -3),
-            (True, 1, True),
-            (1.5, 3, 3.0),
-            (1.5, np.nan, np.nan),
-            (1.5, -np.inf, -np.inf),
-        ),
-        *(
-            (np.float32(1), 0.1, np.float32(0.1)),
-            (1j, 2, 2 + 0j),
-            ("abc", "zz", "zz"),
-            ("abc", 12, "12"),
-            (b"abc", 0, b"0"),
-        ),
+        (1, 2.0, 2),
+        (1, np.float32(-3), -3),
+        (True, 1, True),
+        (1.5, 3, 3.0),
+        (1.5, np.nan, np.nan),
+        (1.5, -np.inf, -np.inf),
+        (np.float32(1), 0.1, np.float32(0.1)),
+        (1j, 2, 2 + 0j),
+        ("abc", "zz", "zz"),
+        ("abc", 12, "12"),
+        (b"abc", 0, b"0"),
         (2**70, 3, 3),
     ]:
         padded = batch_and_pad([value], batch_size=2, pad_value=pad_value)
@@ -505,10 +486,8 @@ def test_full_batches_are_the_default_ones_others_begin_with_them_and_a_pad_valu
 
 CANNOT_HOLD = {
     ValueError: [
-        *(
-            *[(1, pad_value) for pad_value in (2.7, 1.5, np.nan, "5", "x")],
-            *[(1.0, pad_value) for pad_value in (1j, "2.5")],
-        ),
+        *[(1, pad_value) for pad_value in (2.7, 1.5, np.nan, "5", "x")],
+        *[(1.0, pad_value) for pad_value in (1j, "2.5")],
         *[(True, pad_value) for pad_value in (2, 0.5)],
         *[(np.int32(1), 1e30), (np.float32(1), 1e300), ("abc", "abcd"), (b"a", 12)],
     ],
@@ -534,10 +513,8 @@ def test_what_is_refused_and_as_a_batch_function():
             "cannot batch 4 values to batch_size 3: there must be at least 1 and at most 3",
         ),
         ([1], 0, ValueError, "batch_size must be a positive integer, got 0"),
-        *(
-            ([1], 2.0, TypeError, "batch_size must be an integer"),
-            ([{"a": 1}, {}], 3, ValueError, r"leaf \['a'\] is missing"),
-        ),
+        ([1], 2.0, TypeError, "batch_size must be an integer"),
+        ([{"a": 1}, {}], 3, ValueError, r"leaf \['a'\] is missing"),
         (
             [np.zeros(2), np.zeros(3)],
             3,

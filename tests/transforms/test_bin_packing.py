@@ -93,19 +93,13 @@ def test_columns_and_an_element_that_cannot_be_added():
 
 def test_paddings():
     for padding, first, expected in [  # they are taken as the feature is
-        *(
-            (0.1, np.zeros(1, np.float32), [np.float32(0.1)] * 2),
-            (True, np.zeros(1, np.int64), [1, 1]),
-        ),
-        *(
-            ("no", np.array(["yes"]), ["no", "no"]),
-            (b"", np.array([b"yes"]), [b"", b""]),
-            ([5, 6, 7], np.zeros(1), [6, 7]),
-        ),
-        *(
-            ([[1, 2], [3, 4], [5, 6]], np.zeros((1, 2)), [[3, 4], [5, 6]]),
-            ([5, 6], np.zeros((1, 2)), [[5, 6]] * 2),
-        ),
+        (0.1, np.zeros(1, np.float32), [np.float32(0.1)] * 2),
+        (True, np.zeros(1, np.int64), [1, 1]),
+        ("no", np.array(["yes"]), ["no", "no"]),
+        (b"", np.array([b"yes"]), [b"", b""]),
+        ([5, 6, 7], np.zeros(1), [6, 7]),
+        ([[1, 2], [3, 4], [5, 6]], np.zeros((1, 2)), [[3, 4], [5, 6]]),
+        ([5, 6], np.zeros((1, 2)), [[5, 6]] * 2),
     ]:
         ((values, _, _),) = filled([Feature("'x'", 3, padding=padding)], [(first,)]).columns()
         assert values.dtype == first.dtype and values[0, 1:].tolist() == expected
@@ -144,17 +138,13 @@ def test_as_sequence_and_as_dtype_of_lose_nothing_but_digits():
         return as_dtype_of("'x'", np.array(array), np.dtype(dtype), (), "the first").tolist()
 
     for array, dtype, expected in [
-        *(
-            ([1, 2], np.int8, [1, 2]),
-            ([1.0, 2.0], np.int64, [1, 2]),
-            (["ab"], "<U2", ["ab"]),
-            ([], np.int8, []),
-        ),
-        *(
-            ([1.5, 2], np.complex128, [1.5, 2]),
-            ([1, 0], np.bool_, [True, False]),
-            ([1, 2], object, [1, 2]),
-        ),
+        ([1, 2], np.int8, [1, 2]),
+        ([1.0, 2.0], np.int64, [1, 2]),
+        (["ab"], "<U2", ["ab"]),
+        ([], np.int8, []),
+        ([1.5, 2], np.complex128, [1.5, 2]),
+        ([1, 0], np.bool_, [True, False]),
+        ([1, 2], object, [1, 2]),
         ([0.1, np.inf], np.float32, [float(np.float32(0.1)), np.inf]),  # floats are rounded
     ]:
         assert converted(array, dtype) == expected
@@ -222,14 +212,11 @@ def test_meta_features_first_tokens_and_dtypes():
     targets = [Target("a", 3), Target("m", 4, is_meta=True)]
     joined = Concatenation(targets)
     assert joined.add([np.arange(5), np.array([7, 8])], [3, 0]) is joined.limiting is None
-    assert (
-        joined.add([np.arange(1), np.array([1, 2, 3])], [0, 0]) == [0, 0]
-        and joined.limiting is targets[1]
-    )
+    assert joined.add([np.arange(1), np.array([1, 2, 3])], [0, 0]) == [0, 0]
+    assert joined.limiting is targets[1]
     assert row(joined)["m"] == [7, 8, 0, 0]
-    assert_raises(
-        ValueError, "meta feature 'm' is 5 long", joined.add, [np.arange(1), np.arange(5)], [0, 0]
-    )
+    with pytest.raises(ValueError, match="meta feature 'm' is 5 long"):
+        joined.add([np.arange(1), np.arange(5)], [0, 0])
     joined = Concatenation([Target("a", 4, bos_id=99), Target("b", 4)])
     for a, b in [([1, 2], [5]), ([], [6, 7]), ([3, 4], [])]:
         assert joined.add([np.array(a, np.int64), np.array(b, np.int64)], [0, 0]) is None
@@ -237,9 +224,8 @@ def test_meta_features_first_tokens_and_dtypes():
     assert row(joined)["a"] == [99, 2, 99, 4]
     assert row(joined)["b"] == [5, 6, 7, 0]
     wrong = [Target("a", 4, bos_id=300)]
-    assert_raises(
-        ValueError, r"feature 'a'.*int8.*bos_token_id", Concatenation, wrong, [np.zeros(2, np.int8)]
-    )
+    with pytest.raises(ValueError, match=r"feature 'a'.*int8.*bos_token_id"):
+        Concatenation(wrong, [np.zeros(2, np.int8)])
     assert Concatenation([Target("a", 2, bos_id=5)], [np.zeros((1, 2))]).output()["a"].tolist() == [
         [5, 5],
         [0, 0],

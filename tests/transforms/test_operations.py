@@ -81,12 +81,10 @@ def test_elements_metadata_and_errors():
     )
     assert "while records at positions [1] have structures [" in str(caught.value)
     for size in (0, -1):
-        assert_raises(
-            ValueError,
-            rf"^batch_size must be a positive integer\. Got {size}\.$",
-            BatchOperation,
-            size,
-        )
+        with pytest.raises(
+            ValueError, match=rf"^batch_size must be a positive integer\. Got {size}\.$"
+        ):
+            BatchOperation(size)
     assert_raises(TypeError, "batch_size must be an integer", BatchOperation, 1.5)
     for operation, what in [
         (MapOperation(lambda x: 1 // (x - 2)), "map function"),
@@ -99,9 +97,7 @@ def test_elements_metadata_and_errors():
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_operations_are_values_and_warn_of_deprecation_once_and_when_iteration_starts(
-    caplog,
-):
+def test_operations_are_values_and_warn_of_deprecation_once_and_when_iteration_starts(caplog):
     caplog.set_level(logging.ERROR, "gristmill")
     for name, operation in OPERATIONS.items():
         with warnings.catch_warnings():
@@ -182,29 +178,19 @@ def test_packing_gives_metadata_of_the_last_element_keeps_nothing_and_has_errors
     assert positions[1]["y"].tolist() == [[0, 0], [0, 0]] and positions[0][1].dtype == np.int32
     for arguments, error, match in [
         *((({"x": 4}, 0), ValueError, "batch_size"), (({"x": 4}, 1.5), TypeError, "batch_size")),
-        *(
-            (({"x": 4}, 2, 0), ValueError, "max_sequences_per_bin"),
-            (({"x": 0}, 2), ValueError, r"length_struct\['x'\]"),
-        ),
-        *(
-            (({"x": "a"}, 2), TypeError, r"length_struct\['x'\]"),
-            (({}, 2), ValueError, "length_struct"),
-        ),
+        (({"x": 4}, 2, 0), ValueError, "max_sequences_per_bin"),
+        (({"x": 0}, 2), ValueError, r"length_struct\['x'\]"),
+        (({"x": "a"}, 2), TypeError, r"length_struct\['x'\]"),
+        (({}, 2), ValueError, "length_struct"),
     ]:
         assert_raises(error, match, packing, *arguments)
     for element, match in [
-        *(
-            ({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"),
-            ({"y": np.arange(1)}, "structure.*key 11: give"),
-        ),
+        ({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"),
+        ({"y": np.arange(1)}, "structure.*key 11: give"),
         *(({"x": [1, 2]}, "structure"), ({"x": np.array([300])}, r"\['x'\].*int8")),
     ]:
-        assert_raises(
-            ValueError,
-            match,
-            list,
-            packing({"x": 4}, 2)(bare_records([{"x": np.zeros(1, np.int8)}, element])),
-        )
+        with pytest.raises(ValueError, match=match):
+            list(packing({"x": 4}, 2)(bare_records([{"x": np.zeros(1, np.int8)}, element])))
 
 
 METHODS = {
@@ -228,11 +214,9 @@ def test_abstract_classes():
         assert (
             f"{name}({', '.join(inspect.signature(getattr(kind, name)).parameters)})" == signature
         )
-        assert (
-            kind.__init__ is object.__init__
-            and kind.__str__ is object.__str__
-            and kind.__repr__ is object.__repr__
-        )
+        assert kind.__init__ is object.__init__
+        assert kind.__str__ is object.__str__
+        assert kind.__repr__ is object.__repr__
         assert_raises(TypeError, name, kind)
         complete = type("Complete", (kind,), {name: lambda self, *args: args})
         assert getattr(complete(), name)(1, 2) == (1, 2)

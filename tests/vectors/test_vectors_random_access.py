@@ -169,10 +169,8 @@ def test_mixes_and_others():
     ):
         assert len(ds) == row["len"]
         check_values(ds, start, row[key])
-    ds, recorded = (
-        FlatMapMapDataset(MapDataset.range(5), FAN),
-        load("exp_misc")["flat_map_map"]["value"],
-    )
+    ds = FlatMapMapDataset(MapDataset.range(5), FAN)
+    recorded = load("exp_misc")["flat_map_map"]["value"]
     assert len(recorded) == 18
     check_values(ds, 0, recorded)
     assert list(ds) == [x for x in recorded[:15] if x is not None]
@@ -290,10 +288,8 @@ def test_lengths_beyond_32_and_53_bits():
             assert many == [index_shuffle(i, top, 0, 4) for i in block.tolist()]
             assert many == [permutation.one(1, i) for i in block.tolist()]
             images |= dict(zip(block.tolist(), many, strict=True))
-        assert (
-            len(set(images.values())) == len(images)
-            and 0 <= min(images.values()) <= max(images.values()) <= top
-        )
+        assert len(set(images.values())) == len(images)
+        assert 0 <= min(images.values()) <= max(images.values()) <= top
         outside = [i for i in images if not in_block(i, top)]
         assert len(outside) == NUM_OUTSIDE.get(n, 0) and all([images[i] == i for i in outside])
 

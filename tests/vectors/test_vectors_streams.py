@@ -283,17 +283,14 @@ def test_threads_elastic_iterators_padding_and_pack_and_batch_operation():
         assert list(x.multithread_prefetch(ds, num, 1)) == case["output"]
         assert list(x.multithread_prefetch(ds, num, 1, sequential_slice=True)) == case["sequential"]
         batches = list(x.multithread_prefetch(ds.batch(2), num, 1))
-        assert plain(batches) == case["batched2"] and {type(batch) for batch in batches} == {
-            np.ndarray
-        }
+        assert plain(batches) == case["batched2"]
+        assert {type(batch) for batch in batches} == {np.ndarray}
     cases = MISC["elastic"]["cases"]
     # Grain's shards end at different steps; ours all with the last whole global batch
     for case in cases:
-        ds, size, count = (
-            MapDataset.range(case["length"]),
-            case["global_batch_size"],
-            case["shard_count"],
-        )
+        ds = MapDataset.range(case["length"])
+        size = case["global_batch_size"]
+        count = case["shard_count"]
         per_shard = [
             plain(list(x.ElasticIterator(ds, size, ShardOptions(i, count)))) for i in range(count)
         ]

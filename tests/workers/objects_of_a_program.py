@@ -213,10 +213,8 @@ Identifier = typing.NewType("Identifier", int)
 P, Ts = typing.ParamSpec("P"), typing.TypeVarTuple("Ts")
 by_size = functools.cmp_to_key(lambda a, b: b - a)
 doubled = np.frompyfunc(lambda x: 2 * x, 1, 1)
-strong, alive = (
-    weakref.WeakKeyDictionary({tokenizer: 5}),
-    weakref.WeakValueDictionary({"t": tokenizer}),
-)
+strong = weakref.WeakKeyDictionary({tokenizer: 5})
+alive = weakref.WeakValueDictionary({"t": tokenizer})
 own = threading.local()
 lazy = sys.modules["colorsys"] = LazyModule("a module that is imported by another name")
 table = np.array([(1, 2.5)], [("id", "i4"), ("w", "f8")]).view(np.recarray)

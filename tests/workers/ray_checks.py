@@ -158,13 +158,8 @@ def test_loaders_batches_for_hosts_and_streams():
     for _ in range(2):  # the second time from a state, by actors that compute other datasets
         assert [*it] == expected
         it.set_state(state)
-    assert_raises(
-        ValueError,
-        "worker_count must not be given beside workers",
-        loader,
-        worker_count=2,
-        workers=two,
-    )
+    with pytest.raises(ValueError, match="worker_count must not be given beside workers"):
+        loader(worker_count=2, workers=two)
     assert_raises(ValueError, "num_workers must be at most num_lanes, 5, got 6", there.resize, 6)
     assert_raises(ValueError, "no workers that can be resized", iter(stream).resize, 2)
 
@@ -271,11 +266,9 @@ def test_what_is_wrong_is_said(caplog):
         it.skip_failed()
     assert type(caught.value.__cause__) is KeyError
     notes = "".join(caught.value.__notes__)
-    assert (
-        "on node 127.0.0.1 (" in notes
-        and "MapMapDataset(transform=fail" in notes
-        and "element 1" in notes
-    )
+    assert "on node 127.0.0.1 (" in notes
+    assert "MapMapDataset(transform=fail" in notes
+    assert "element 1" in notes
     wrong = {
         "num_lanes": 1,
         "pool": "",

@@ -90,12 +90,10 @@ class TestSlots:
         ours[:] = 5
         assert theirs.tolist() == [5] * 10000
         theirs[3] = 6
-        assert (
-            ours[3] == 6
-            and type(theirs) is np.ndarray
-            and theirs.flags.writeable
-            and theirs.flags.c_contiguous
-        )
+        assert ours[3] == 6
+        assert type(theirs) is np.ndarray
+        assert theirs.flags.writeable
+        assert theirs.flags.c_contiguous
         del theirs
         assert ends.reader.released() == [slot] and ends.reader.look(slot)[:4].tolist() == [
             5,
@@ -213,9 +211,8 @@ class TestGivingBack:
         kept = [kept[3], kept[4], kept[17]]
         ends.reader.close()
         assert ends.used() == 3 * 2**18 + 2**26 + PAGE
-        assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17] and large[
-            0
-        ] == large[-1] == 7
+        assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17]
+        assert large[0] == large[-1] == 7
 
     def test_the_memory_is_what_is_used_and_what_was_used_lately(self, ends, monkeypatch):
         """For all sizes, and slots freed in any order, next to nothing remains in the end."""
@@ -284,18 +281,14 @@ class TestChunks:
         arena = ends.arena
         small, slot, after = map(arena.allocate, (10, num_bytes, 10))
         view = arena.view(slot)
-        assert (
-            _chunk_of(slot.offset) == _chunk_of(slot.offset + num_bytes - 1)
-            and view.nbytes == num_bytes
-        )
+        assert _chunk_of(slot.offset) == _chunk_of(slot.offset + num_bytes - 1)
+        assert view.nbytes == num_bytes
         view[0], view[-1] = 1, 2
         arena.view(small)[:], arena.view(after)[:] = 8, 9
         array = ends.reader.take(slot)
         assert (array[0], array[-1]) == (1, 2)
-        assert (
-            ends.reader.take(small).tolist() == [8] * 10
-            and ends.reader.take(after).tolist() == [9] * 10
-        )
+        assert ends.reader.take(small).tolist() == [8] * 10
+        assert ends.reader.take(after).tolist() == [9] * 10
         assert ends.used() <= 8 * PAGE and os.fstat(ends.fd).st_size >= slot.offset + num_bytes
         arena.free(slot)
         assert arena.allocate(num_bytes) == slot
@@ -303,9 +296,7 @@ class TestChunks:
     def test_few_mappings_for_any_amount(self, ends):
         mapping = Mapping(ends.fd)
         for slot in [ends.arena.allocate(2**24) for _ in range(500)]:  # 8 GB that are never touched
-            assert (
-                mapping.view(Slot(slot.offset, 10)).nbytes == 10
-                and mapping.view(slot).nbytes == 2**24
-            )
+            assert mapping.view(Slot(slot.offset, 10)).nbytes == 10
+            assert mapping.view(slot).nbytes == 2**24
         assert len(mapping._chunks) <= 8 and ends.used() == 0
         assert Path("/proc/self/maps").read_text().count("gristmill-test") <= 8

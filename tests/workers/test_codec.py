@@ -12,7 +12,6 @@ import weakref
 import numpy as np
 import pytest
 from both_ends import Ends
-from refusing import assert_raises
 from worker_pools import is_shared
 
 from gristmill.workers.codec import MIN_SHARED_BYTES, Encoder, decode
@@ -71,11 +70,9 @@ class Picky:  # cannot be received
 def test_large_arrays_are_shared_and_small_ones_copied(ends):
     for num_bytes in (0, 1, LARGE - 1, LARGE, LARGE + 1, 10**6):
         (array,) = ends.send(np.arange(num_bytes, dtype=np.uint8))
-        assert (
-            type(array) is np.ndarray
-            and array.flags.writeable
-            and is_shared(array) == (num_bytes >= LARGE)
-        )
+        assert type(array) is np.ndarray
+        assert array.flags.writeable
+        assert is_shared(array) == (num_bytes >= LARGE)
         array += 1
         np.testing.assert_array_equal(array, np.arange(num_bytes, dtype=np.uint8) + 1)
     # the threshold can be raised and not lowered
@@ -94,9 +91,8 @@ def test_elements_share_nothing_with_each_other_and_arrays_keep_their_order_of_m
     for position in range(3):
         elements[0][position][:] = 1
         assert elements[1][position].max() == elements[2][position].max() == 0
-    assert (
-        elements[1][1] is elements[1][3] and elements[1][2] is elements[1][4] is not elements[2][2]
-    )
+    assert elements[1][1] is elements[1][3]
+    assert elements[1][2] is elements[1][4] is not elements[2][2]
     c = np.arange(2**16).reshape(256, 256)
     views = [c[::2, ::2], np.asfortranarray(c), c[::-1], c.T, np.broadcast_to(c[0], (300, 256))]
     # their values are looked at in the properties
@@ -183,10 +179,8 @@ def test_elements_before_what_cannot_be_sent_or_received_arrive(ends, position):
     elements[position] = (large(99), threading.Lock(), large(98))
     message = ends.encode(*elements, states="states")
     assert message.num_elements == position and isinstance(message.failure, TypeError)
-    assert (
-        message.failure.__notes__[-1]
-        == "An element of type tuple could not be sent from a worker process."
-    )
+    expected = "An element of type tuple could not be sent from a worker process."
+    assert (message.failure.__notes__[-1]) == expected
     # those of the failed one are free again
     assert len(message.slots) == position == ends.num_used()
     if position:
@@ -201,20 +195,17 @@ def test_elements_before_what_cannot_be_sent_or_received_arrive(ends, position):
     message = ends.encode(*elements, states=[7])
     assert message.num_elements == 6
     received, states, failure = ends.decode(message)
-    assert (
-        [x for _, x in received] == [*range(position)]
-        and states == [7]
-        and isinstance(failure, ArithmeticError)
-    )
+    assert [x for _, x in received] == [*range(position)]
+    assert states == [7]
+    assert isinstance(failure, ArithmeticError)
     del received, failure
     gc.collect()
     assert sorted(ends.reader.released()) == sorted(message.slots)
 
 
 def test_states_that_cannot_be_sent_or_received_and_any_error_of_user_code(ends):
-    assert_raises(
-        TypeError, "cannot pickle", ends.encode, large(), states=[large(), threading.Lock()]
-    )
+    with pytest.raises(TypeError, match="cannot pickle"):
+        ends.encode(large(), states=[large(), threading.Lock()])
     assert (
         ends.encode((large(), threading.Lock()), states=[large()]).num_elements
         == ends.num_used()

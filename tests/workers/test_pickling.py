@@ -317,10 +317,8 @@ def failures():
 
 
 def pickle_error(failure):
-    assert (
-        failure.__notes__.pop()
-        == "An element of type list could not be sent from a worker process."
-    )
+    expected = "An element of type list could not be sent from a worker process."
+    assert (failure.__notes__.pop()) == expected
     raise failure
 
 

@@ -150,9 +150,8 @@ def test_errors_are_kept_as_they_are_without_calling_their_types_but_for_huge_ob
     for error in (*built_in_errors(), *map(caught, REAL_LIFE), *errors_of_users()):
         vars(error)["__notes__"] = ["a note"]  # add_note fails on the frozen ones
         copy = travel(error)
-        assert type(copy) is type(error) and BaseException.args.__get__(
-            copy
-        ) == BaseException.args.__get__(error)
+        assert type(copy) is type(error)
+        assert BaseException.args.__get__(copy) == BaseException.args.__get__(error)
         assert (str(copy), repr(copy), vars(copy), fields(copy)) == (
             str(error),
             repr(error),
@@ -168,11 +167,9 @@ def test_errors_are_kept_as_they_are_without_calling_their_types_but_for_huge_ob
     assert (copy.name, copy.obj) == ("no_such_function", json)
     monkeypatch.setattr(remote_errors, "_MAX_BYTES", 1000)
     copy = travel(AttributeError("no such", obj={"records": np.zeros(1000)}, name="recrods"))
-    assert (
-        copy.name == "recrods"
-        and repr(copy.obj).startswith("{'records': array([0., ")
-        and type(copy.obj) is not dict
-    )
+    assert copy.name == "recrods"
+    assert repr(copy.obj).startswith("{'records': array([0., ")
+    assert type(copy.obj) is not dict
     # Bytes and text are not shortened: the message of these errors is made from them.
     error = caught((b"a" * 2000 + b"\xff").decode)
     assert str(travel(error)) == str(error)
@@ -193,10 +190,8 @@ def revive(args, worth_keeping):
 
 
 def test_values_travel_by_value_and_those_that_cannot_are_replaced_alone():
-    lock, bad = (
-        threading.Lock(),
-        type("LoadsBadly", (), {"__reduce__": lambda self: (int, ("not a number",))})(),
-    )
+    lock = threading.Lock()
+    bad = type("LoadsBadly", (), {"__reduce__": lambda self: (int, ("not a number",))})()
     error = TwoArguments("a", "b")
     error.args = ("text", lambda: 42, np.arange(3), {"nested": [np.float32(2)]}, lock, [lock], bad)
     error.lock, error.function = lock, lambda x: x + 1
@@ -289,9 +284,8 @@ def test_the_chain_comes_along_with_cycles_and_if_it_is_very_long():
         type(copy) is FileNotFoundError and copy.__cause__ is None and not copy.__suppress_context__
     )
     assert type(inner) is TwoArguments and inner.a == 1 and inner.__suppress_context__
-    assert inner.__cause__ is inner.__context__ and inner.__cause__.__notes__ == [
-        "the note of the first"
-    ]
+    assert inner.__cause__ is inner.__context__
+    assert inner.__cause__.__notes__ == ["the note of the first"]
     assert lines_of(copy) == lines_of(error) == lines_of(travel(copy))
     among_values = travel(RuntimeError("outer", {"inner": error})).args[1]["inner"]
     assert lines_of(among_values) == lines_of(error)
@@ -368,9 +362,8 @@ def test_frames_show_the_files_lines_and_functions_of_the_worker():
     error = caught(through_several)
     copy = travel(error)
     tb = copy.__traceback__
-    assert places(copy) == places(error) and traceback.format_tb(tb) == traceback.format_tb(
-        error.__traceback__
-    )
+    assert places(copy) == places(error)
+    assert traceback.format_tb(tb) == traceback.format_tb(error.__traceback__)
     last = places(copy)[-1]
     assert (last.filename, last.name, last.line) == (
         __file__,
@@ -442,9 +435,8 @@ def test_lines_of_a_program_without_a_file_are_those_of_the_consumer(monkeypatch
         (len(source), None, source.splitlines(keepends=True), "<a cell>"),
     )
     copy = decode_error(data)
-    assert type(
-        copy
-    ) is RemoteError and '  File "<a cell>", line 3, in fail\n    raise error\n' in str(copy)
+    assert type(copy) is RemoteError
+    assert '  File "<a cell>", line 3, in fail\n    raise error\n' in str(copy)
     *_, (frame, _) = traceback.walk_tb(copy.__traceback__)
     assert (frame.f_lineno, frame.f_code.co_firstlineno, frame.f_back) == (3, 1, None)
 
@@ -481,11 +473,9 @@ def test_what_cannot_be_rebuilt_is_a_remote_error():
     assert type(copy) is RemoteError and isinstance(copy, RuntimeError)
     assert message.startswith(f"{__name__}.Local.WithALock: the message\n")
     assert traceback.format_tb(error.__traceback__)[-1] in message
-    assert (
-        copy.__notes__ == ["a note"]
-        and copy.__suppress_context__
-        and type(copy.__cause__) is FileNotFoundError
-    )
+    assert copy.__notes__ == ["a note"]
+    assert copy.__suppress_context__
+    assert type(copy.__cause__) is FileNotFoundError
     assert traceback.format_tb(copy.__traceback__) == traceback.format_tb(error.__traceback__)
     for again in (pickle.loads(pickle.dumps(copy)), travel(copy)):
         assert type(again) is RemoteError and again.args == copy.args
@@ -503,10 +493,8 @@ def test_what_cannot_be_rebuilt_is_a_remote_error():
     group = type("Group", (ExceptionGroup,), {"lock": threading.Lock()})
     message = str(travel(group("many", [caught(outer_failure), ValueError("second")])))
     assert ".Group: many (2 sub-exceptions)" in message and "in outer_failure" in message
-    assert (
-        "    builtins.FileNotFoundError: [Errno 2] gone" in message
-        and "    builtins.ValueError: second" in message
-    )
+    assert "    builtins.FileNotFoundError: [Errno 2] gone" in message
+    assert "    builtins.ValueError: second" in message
     for data in (
         b"",
         b"nonsense",

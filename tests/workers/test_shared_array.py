@@ -73,12 +73,10 @@ def test_what_is_refused():
     threads = {*threading.enumerate()}
     over, start = SharedMemoryArray.from_shared_memory, SharedMemoryArray.enable_async_del
     for n in (5, np.int64(5), np.array(5), None):
-        assert_raises(
-            TypeError,
-            r"shape must be a sequence of integers, as in \(5,\), got",
-            SharedMemoryArray,
-            n,
-        )
+        with pytest.raises(
+            TypeError, match=r"shape must be a sequence of integers, as in \(5,\), got"
+        ):
+            SharedMemoryArray(n)
     for arguments, error, message in [
         ([(2.0,)], TypeError, r"shape\[0\] must be an integer, got 2.0"),
         ([(2, -1)], ValueError, r"shape\[1\] must be a non-negative integer, got -1"),
@@ -116,9 +114,8 @@ def test_metadata_and_arrays_that_are_attached_by_them():
         len({metadata, SharedMemoryArrayMetadata("name", (2, 3), "i4"), copy.deepcopy(metadata)})
         == 1
     )
-    assert metadata != SharedMemoryArrayMetadata("other", (2, 3), "int32") and not hasattr(
-        metadata, "__dict__"
-    )
+    assert metadata != SharedMemoryArrayMetadata("other", (2, 3), "int32")
+    assert not hasattr(metadata, "__dict__")
     assert_raises(dataclasses.FrozenInstanceError, None, setattr, metadata, "name", "other")
     assert SharedMemoryArrayMetadata("name", 5, "int8").shape == (5,)
     array = SharedMemoryArray((4, 3), "int32")
@@ -243,11 +240,9 @@ def test_results_are_scalars_or_put_into_a_shared_array_or_sent_out_of_band():
         assert isinstance(operation(filled()), np.generic)
     assert isinstance(filled(()) + 1, np.generic)
     array, out, buffers = filled(), filled((3,)), []
-    assert (
-        np.add(array, 1, out=array) is array
-        and array.sum(0, out=out) is out
-        and out.shm is not None
-    )
+    assert np.add(array, 1, out=array) is array
+    assert array.sum(0, out=out) is out
+    assert out.shm is not None
     part, before = array[1:], array
     assert np.multiply(part, 2, out=part) is part
     array += array
