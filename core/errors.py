@@ -174,14 +174,18 @@ def drop_notes_of_serializing(error: BaseException) -> None:
             notes[:] = [note for i, note in enumerate(notes) if i not in dropped]
 
 
-def missing_package(package: str, extra: str, purpose: str) -> ImportError:
+class MissingPackageError(ImportError):
+    """An optional dependency is not installed. Users know it as ``ImportError``."""
+
+
+def missing_package(package: str, extra: str, purpose: str) -> MissingPackageError:
     """Returns the error for an optional dependency that is not installed.
 
     Example:
         >>> print(missing_package("jax", "jax", "device_put"))
         device_put needs the package jax, which is not installed; run: pip install 'gristmill[jax]'
     """
-    return ImportError(
+    return MissingPackageError(
         f"{purpose} needs the package {package}, which is not installed; run: pip install"
         f" 'gristmill[{extra}]'"
     )

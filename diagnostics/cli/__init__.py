@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from gristmill.core.errors import MissingPackageError
 from gristmill.diagnostics.cli.commands import CODES, COMMANDS, PROG
 from gristmill.diagnostics.cli.target import CommandError
 from gristmill.diagnostics.runtime.attended import PipelineStalledError
@@ -78,6 +79,9 @@ def _run(args: argparse.Namespace) -> int:
             except CommandError as error:
                 _say(f"{PROG}: {error}", sys.stderr)
                 return error.code
+            except MissingPackageError as error:
+                _say(f"{PROG}: {error}", sys.stderr)
+                return 2
             except PipelineStalledError as error:
                 _say(f"{PROG}: {error}", sys.stderr)
                 return 1

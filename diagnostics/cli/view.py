@@ -47,8 +47,6 @@ def _viewer(args: Namespace, pipeline: Any, decoder: Any) -> Viewer:
             )
         except OSError as error:
             problem = error
-        except ImportError as error:  # Jinja2 is not installed
-            raise CommandError(str(error)) from error
         except ValueError as error:
             raise CommandError(str(error).replace("show_as:", "--as:")) from error
     raise CommandError(

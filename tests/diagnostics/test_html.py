@@ -74,13 +74,17 @@ def test_without_jinja2_errors_name_the_extra_and_notebooks_show_text(tmp_path):
         target.write_text("import gristmill\\nds = gristmill.MapDataset.range(9)\\n")
         sys.stderr = sys.stdout
         print(main(["view", f"{target}:ds"]))
+        print(main(["inspect", f"{target}:ds", "--output", "graph.svg"]))
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
         emit_graph(graph_of(ds), {}, sys.argv[1])
     """
-    *errors, pieces, is_escaped, said, code, logged = output(tmp_path, script, tmp_path / "graphs")
+    *errors, pieces, is_escaped, said, code, said_of_file, code_of_file, logged = output(
+        tmp_path, script, tmp_path / "graphs"
+    )
     need = "the package jinja2, which is not installed; run: pip install 'gristmill[view]'"
     assert len(errors) == 4 and all([error.endswith(f"needs {need}") for error in errors]), errors
     assert (said, code) == (f"python -m gristmill: HTML needs {need}", "2")
+    assert (said_of_file, code_of_file) == (said, code)
     assert (pieces, is_escaped) == ("[True, True, True, True]", "True")
     assert logged.endswith(need)
     assert {path.name for path in tmp_path.rglob("pipeline-*")} == {
