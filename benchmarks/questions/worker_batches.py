@@ -13,7 +13,7 @@ import time
 import numpy as np
 from workload import Measured, Workload
 
-ENDLESS = 10_000_000  # records
+ENDLESS = 1_000_000_000  # records
 SHAPE = (224, 224, 3)
 BATCH = 32
 IMAGES = 9
