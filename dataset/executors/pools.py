@@ -151,7 +151,7 @@ class PoolExecutor(Executor):
         self._lanes, self.shards = lanes, [*lanes.lanes]
         lanes.start({**states})
         if self.tuning is not None:
-            self.tuning.begin_anew()
+            self.tuning.restart()
 
     def resize(self, num_workers: int) -> bool:
         num_lanes = self._options.num_lanes or self._options.num_workers

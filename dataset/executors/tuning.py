@@ -13,7 +13,8 @@ from gristmill.dataset.executors.auto import Controller, Decision, Measured, is_
 
 _LOOK_SECONDS = 0.01  # between two looks at the workers
 _SHORT_SECONDS = 0.5  # of a measurement whose result is clear, and of one without workers
-_SETTLE_SECONDS = 1.0  # after a change, at most, until lanes deliver as they will
+_SETTLE_SECONDS = 2.0  # after a change, at most, until lanes deliver as they will,
+_SETTLE_ELEMENTS = 16  # of each lane
 
 
 class Tuning:
@@ -29,9 +30,9 @@ class Tuning:
         self.decisions: list[Decision] = []
         self.is_on = True
         self._controller = Controller(least, most, num, most_threads=most_threads)
-        self.begin_anew()
+        self.restart()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Measure from now on, after another start."""
         self._is_settling = True  # a change has just been made
         self._has_begun = False  # the first output was delivered
@@ -40,6 +41,7 @@ class Tuning:
     def _begin(self, now: float, lanes: Any = None) -> None:
         self._began = self._look_at = now
         self._num_before = 0 if lanes is None else lanes.num_delivered
+        self._num_received = 0 if lanes is None else lanes.num_received
         self._cpu_before = None if lanes is None else lanes.cpu_seconds()
         self._waited_before = 0.0 if lanes is None else lanes.waited_seconds
         self._busy, self._num_looks = 0.0, 0
@@ -77,12 +79,10 @@ class Tuning:
         seconds = now - self._began
         if seconds < _SHORT_SECONDS:
             return None
-        num = lanes.num_delivered - self._num_before
-        if self._is_settling:  # after a change, workers read ahead less than they may
-            if seconds >= _SETTLE_SECONDS or num >= 2 * len(lanes.lanes):
-                self._is_settling = False
-                self._begin(now, lanes)
+        if self._is_settling:
+            self._settle(lanes, now, seconds)
             return None
+        num = lanes.num_delivered - self._num_before
         rate = num / seconds
         if not (self._controller.is_clear(rate) or is_window(seconds, num)):
             return None
@@ -96,6 +96,15 @@ class Tuning:
         )
         self._begin(now, lanes)
         return self._controller.decide(measured)
+
+    def _settle(self, lanes: Any, now: float, seconds: float) -> None:
+        """Measure from when lanes deliver what was computed since a change. At first, they have
+        elements of before, and workers read ahead less than they may.
+        """
+        num = lanes.num_received - self._num_received
+        if seconds >= _SETTLE_SECONDS or num >= _SETTLE_ELEMENTS * len(lanes.lanes):
+            self._is_settling = not num
+            self._begin(now, lanes)
 
     def _load(self, cpu_seconds: float | None, seconds: float) -> float:
         before = self._cpu_before

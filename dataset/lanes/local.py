@@ -74,10 +74,14 @@ class LocalLanes:
         return [*self._groups, *self._former, *([] if self._here is None else [self._here])]
 
     @property
+    def num_received(self) -> int:
+        """Return the number of elements that were received."""
+        return self._num_before + sum([owner.num_received for owner in self._owners])
+
+    @property
     def num_delivered(self) -> int:
         """Return the number of elements that the consumer has taken."""
-        num_received = self._num_before + sum([owner.num_received for owner in self._owners])
-        return num_received - sum([len(lane.ready) for lane in self.lanes])
+        return self.num_received - sum([len(lane.ready) for lane in self.lanes])
 
     @property
     def are_here(self) -> bool:

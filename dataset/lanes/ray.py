@@ -156,10 +156,14 @@ class LanesOnRay:
     are_here = False  # actors compute all lanes
 
     @property
+    def num_received(self) -> int:
+        """Return the number of elements that were received."""
+        return self._num_before + sum([group.num_received for group in self._groups.values()])
+
+    @property
     def num_delivered(self) -> int:
         """Return the number of elements that the consumer has taken."""
-        num_received = self._num_before + sum([x.num_received for x in self._groups.values()])
-        return num_received - sum([len(lane.ready) for lane in self.lanes])
+        return self.num_received - sum([len(lane.ready) for lane in self.lanes])
 
     def cpu_seconds(self) -> None:
         """Return nothing: actors may run on other machines."""
