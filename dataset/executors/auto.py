@@ -3,10 +3,11 @@
 Guarantees:
 
 1. The controller is a function of its arguments: times, rates and shares. It reads no clock.
-2. It grows while the consumer waits, and takes back a change that gained less than ``_GAIN``. When
-   no number gains more, it tries threads in place of processes, or processes again.
-3. Where workers have used CPUs and the consumer waits, it also tries fewer: threads that need the
-   same interpreter lock keep each other waiting.
+2. It grows while the consumer waits and there are CPUs, and takes back a change that gained less
+   than ``_GAIN``. When no number gains more, it tries threads in place of processes, if there are
+   CPUs or much is sent.
+3. Where threads that read have used CPUs and the consumer waits, it also tries fewer: threads that
+   need the same interpreter lock keep each other waiting.
 4. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. Where these were too few
    measurements, as of outputs that take long, it continues, with one change in
    ``_LATE_SECONDS``. If three measurements in a row say that the load has changed, the search
@@ -159,9 +160,12 @@ class Controller:
 
     def is_clear(self, rate: float) -> bool:
         """Return true if an attempt is so much slower than the best setting that a short
-        measurement is enough.
+        measurement is enough. Workers that have just started may still become quicker.
         """
-        return self._best is not None and rate < _CLEARLY_SLOWER * self._best.measured.rate
+        best = self._best
+        if best is None or (self._kind == best.kind and self.num > best.num):
+            return False
+        return rate < _CLEARLY_SLOWER * best.measured.rate
 
     def decide(self, measured: Measured) -> Decision | None:
         """Return the change to make after a measurement of the current number, if any."""

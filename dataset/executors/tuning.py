@@ -35,7 +35,8 @@ class Tuning:
     def restart(self) -> None:
         """Measure from now on, after another start."""
         self._is_settling = True  # a change has just been made
-        self._has_begun = False  # the first output was delivered
+        self._has_begun = False  # the consumer is measured, since its first output
+        self._have_moved = False  # lanes, since the last measurement began
         self._begin(time.monotonic())
 
     def _begin(self, now: float, lanes: Any = None) -> None:
@@ -58,7 +59,10 @@ class Tuning:
         if not lanes.is_settled:  # what is measured while lanes move says nothing
             self._measure_without(lanes, time.monotonic())
             return None
-        self._has_begun = True
+        if self._have_moved:
+            self._have_moved = False
+            self._begin(time.monotonic(), lanes)
+            return None
         decision = self._look(lanes, lane, time.monotonic())
         if decision is not None:
             self._is_settling = True
@@ -67,7 +71,9 @@ class Tuning:
 
     def _measure_without(self, lanes: Any, now: float) -> None:
         """Measure the consumer, as long as it computes all lanes while the first workers start."""
-        if not self._has_begun or self.decisions or not lanes.are_here:
+        if self.decisions or not lanes.are_here:
+            self._have_moved = True
+        elif not self._has_begun:
             self._has_begun = True
             self._begin(now, lanes)
         elif (seconds := now - self._began) >= _SHORT_SECONDS:

@@ -161,10 +161,13 @@ def test_where_all_cpus_are_used_no_more_workers_are_tried(sent, reasons):
 
 
 def test_a_short_measurement_is_enough_for_an_attempt_that_is_much_slower():
-    controller = Controller(1, 4, 2)
+    controller = Controller(1, 4, 4)
     assert not controller.is_clear(0.0)
-    assert controller.decide(Measured(1.0, 100.0, 0.9, 1.0)).after == 4
+    assert controller.decide(Measured(1.0, 100.0, 0.0, 0.1)).after == 2
     assert controller.is_clear(70.0) and not controller.is_clear(80.0)
+    controller = Controller(1, 4, 2)
+    assert controller.decide(Measured(1.0, 100.0, 0.9, 1.0)).after == 4
+    assert not controller.is_clear(70.0)  # they have just started
 
 
 def test_a_load_that_changes_is_followed():
