@@ -209,7 +209,7 @@ def main() -> None:
     if arguments.publish:
         import publish
 
-        publish.publish_pythons(report)
+        publish.publish_part({"pythons": report})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ headline -->`` and the rows after ``<!-- claims -->`` in the README are some of 
 What is after ``<!-- pythons -->`` stays as ``interpreters.py`` has published it.
 
 ``python benchmarks/publish.py QUESTION`` puts the figures of ``python benchmarks/run.py QUESTION``
-after ``<!-- alone: QUESTION -->``: of questions that take long and are measured by themselves.
+after ``<!-- alone: QUESTION -->``: of questions that take long and are measured by themselves. They
+are kept in ``docs/benchmarks.json`` too, and missed goals among them are in the same list.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import re
 import statistics
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,14 @@ def question_table(report: dict[str, Any], questions: list[str]) -> str:
     return table([[cells[i] for i in kept] for cells in rows])
 
 
+def alone_text(question: str, report: dict[str, Any]) -> str:
+    """The table of a question that is measured by itself, and when it was."""
+    return (
+        f"{question_table(report, [question])}\n\nMeasured on {report['date']}, {report['rounds']}"
+        f" rounds at most, load {report['machine']['load']:.2f} before it began."
+    )
+
+
 def machine_text(report: dict[str, Any]) -> str:
     """When and where the figures were measured, with which versions, and how much they vary."""
     machine = report["machine"]
@@ -154,7 +164,8 @@ def missed_text(report: dict[str, Any]) -> str:
     """A sentence with the number of goals and the figures that missed them."""
     goals = [
         (result, text, verdict)
-        for result in report["results"]
+        for part in (report, *report["alone"].values())
+        for result in part["results"]
         for text, verdict in result["goals"].items()
     ]
     missed = [
@@ -174,75 +185,64 @@ def missed_text(report: dict[str, Any]) -> str:
     )
 
 
+def replaced(text: str, mark: str, end: str, content: Callable[[str], str]) -> str:
+    """Puts what ``content`` returns after each comment ``mark``, up to ``end``.
+
+    Args:
+        mark: a pattern with one group, the argument of ``content``.
+        end: a pattern.
+    """
+    return re.sub(
+        rf"(<!-- {mark} -->).*?({end})",
+        lambda part: f"{part[1]}{content(part[2])}{part[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
 def with_figures(text: str, report: dict[str, Any]) -> str:
     """A page with the report's figures in its marked places."""
-    text = re.sub(r"(<!-- headline -->).*", lambda part: f"{part[1]}{headline(report)}", text)
-    text = re.sub(
-        r"(<!-- claims -->\n).*?\n\n",
-        lambda part: f"{part[1]}{claims(report)}\n\n",
+    end = "<!-- end of table -->"
+    text = replaced(text, "(headline)", "\n", lambda _: headline(report))
+    text = replaced(text, "(claims)", "\n\n", lambda _: f"\n{claims(report)}")
+    text = replaced(
         text,
-        flags=re.DOTALL,
+        "table: (.*?)",
+        end,
+        lambda questions: f"\n\n{question_table(report, questions.split())}\n\n",
     )
-    text = re.sub(
-        r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)",
-        lambda part: f"{part[1]}\n{question_table(report, part[2].split())}\n\n{part[3]}",
+    text = replaced(
         text,
-        flags=re.DOTALL,
+        f"alone: ({'|'.join(report['alone'])})",
+        end,
+        lambda question: f"\n\n{alone_text(question, report['alone'][question])}\n\n",
     )
-    if "pythons" in report:
-        text = re.sub(
-            r"(<!-- pythons -->\n).*?(<!-- end of table -->)",
-            lambda part: f"{part[1]}\n{pythons_text(report['pythons'])}\n\n{part[2]}",
-            text,
-            flags=re.DOTALL,
-        )
+    pythons = pythons_text(report["pythons"])
+    text = replaced(text, "(pythons)", end, lambda _: f"\n\n{pythons}\n\n")
     machine = textwrap.fill(machine_text(report), 100, break_on_hyphens=False)
-    text = re.sub(
-        r"(<!-- machine -->\n).*?\n\n",
-        lambda part: f"{part[1]}{machine}\n\n",
-        text,
-        flags=re.DOTALL,
-    )
-    return re.sub(
-        r"(<!-- missed -->\n).*\Z",
-        lambda part: f"{part[1]}{missed_text(report)}\n",
-        text,
-        flags=re.DOTALL,
-    )
+    text = replaced(text, "(machine)", "\n\n", lambda _: f"\n{machine}")
+    return replaced(text, "(missed)", r"\Z", lambda _: f"\n{missed_text(report)}\n")
 
 
-def publish_pythons(measured: dict[str, Any]) -> None:
-    """Puts the figures of ``interpreters.py`` in place of the published ones."""
-    report = {**json.loads(PUBLISHED.read_text()), "pythons": measured}
+def publish_part(part: dict[str, Any]) -> None:
+    """Puts some figures in place of those published before; all others stay."""
+    report = {**json.loads(PUBLISHED.read_text()), **part}
+    page = with_figures(PAGE.read_text(), report)
     PUBLISHED.write_text(json.dumps(report, indent=1) + "\n")
-    PAGE.write_text(with_figures(PAGE.read_text(), report))
-
-
-def publish_alone(question: str) -> None:
-    """Puts the table of a question that is measured by itself into the page."""
-    report = json.loads(MEASURED.read_text())
-    when = (
-        f"Measured on {report['date']}, {report['rounds']} rounds at most, load"
-        f" {report['machine']['load']:.2f} before it began."
-    )
-    content = f"\n{question_table(report, [question])}\n\n{when}\n\n"
-    page, num = re.subn(
-        rf"(<!-- alone: {question} -->\n).*?(<!-- end of table -->)",
-        lambda part: f"{part[1]}{content}{part[2]}",
-        PAGE.read_text(),
-        flags=re.DOTALL,
-    )
-    if not num:
-        raise ValueError(f"QUESTION must be one with a section of its own, got {question!r}")
     PAGE.write_text(page)
 
 
 def main() -> None:
+    measured, published = json.loads(MEASURED.read_text()), json.loads(PUBLISHED.read_text())
     if len(sys.argv) > 1:
-        publish_alone(sys.argv[1])
+        question = sys.argv[1]
+        if f"<!-- alone: {question} -->" not in PAGE.read_text():
+            raise ValueError(f"QUESTION must be one with a section of its own, got {question!r}")
+        results = [part for part in measured["results"] if part["question"] == question]
+        alone = {question: {**measured, "results": results}}
+        publish_part({"alone": {**published["alone"], **alone}})
         return
-    report = json.loads(MEASURED.read_text())
-    report["pythons"] = json.loads(PUBLISHED.read_text())["pythons"]
+    report = {**measured, "pythons": published["pythons"], "alone": published["alone"]}
     for page in (PAGE, README):
         page.write_text(with_figures(page.read_text(), report))
     PUBLISHED.write_text(json.dumps(report, indent=1) + "\n")
