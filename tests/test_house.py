@@ -168,6 +168,11 @@ def test_tests_import_no_tests():
     """
     importing = re.compile(r"^\s*(?:from|import) test_", re.MULTILINE)
     paths = [*(ROOT / "tests").rglob("*.py")]
-    assert [path.name for path in paths if importing.search(path.read_text())] == [
-        "test_checkpoint_files.py"  # in a program, which forks it for every save
-    ]
+    assert [path.name for path in paths if importing.search(path.read_text())] == []
+
+
+def test_tests_leave_the_path_of_modules_to_pyproject():
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Expr | ast.AugAssign):
+                assert "sys.path" not in ast.unparse(node), path

@@ -4,6 +4,7 @@ and states, which are small.
 
 import json
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import cloudpickle
 import numpy as np
 import pytest
 from operations import operation
-from programs import output
 from refusing import assert_raises
 from state_damage import HOSTILE, is_harmless, places, with_part
 
@@ -222,81 +222,16 @@ def test_sources_and_samplers_of_users(tmp_path):
         assert next(HANDLER.restore(tmp_path, iter(loader))).tolist() == [2, 3]
 
 
+def test_a_save_that_fails_or_is_killed_anywhere_leaves_a_checkpoint(tmp_path):
+    program = Path(__file__).with_name("killed_saves.py")
+    subprocess.run([sys.executable, program, tmp_path], check=True, timeout=100)
+
+
 def at(position):
     it = iter(gristmill.MapDataset.range(100).shuffle(seed=1).to_iter_dataset().batch(4))
     for _ in range(position):
         next(it)
     return it
-
-
-def rest(it):
-    return [batch.tolist() for batch in it]
-
-
-# Forks for every save, which is quicker than starting a program.
-SAVER = """
-    import errno, os, pathlib, resource, sys, warnings
-    warnings.filterwarnings("ignore", ".* use of fork", DeprecationWarning)  # Orbax has threads
-    # every child would import them, which takes long
-    sys.modules["jax"] = sys.modules["orbax"] = None
-    sys.path += sys.argv[2:]
-    from test_checkpoint_files import HANDLER, PIPELINE, PROCESS, at, rest
-
-    directory = pathlib.Path(sys.argv[1])
-
-    def content():
-        return {file.name: file.read_bytes() for file in directory.iterdir()}
-
-    def save_in_a_child(prepare):
-        child = os.fork()
-        if child == 0:
-            it, code = at(5), 0
-            prepare()
-            try:
-                HANDLER.save(directory, it)
-            except OSError as error:
-                code = error.errno
-            os._exit(code)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-    HANDLER.save(directory, at(1))
-    before = content()
-    # bytes of a file: the state has 23, what describes its pipeline hundreds
-    for limit in (0, 10, 60):
-        assert (
-            save_in_a_child(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-            == errno.EFBIG
-        )
-        assert content() == before and rest(HANDLER.restore(directory, at(0))) == rest(at(1))
-
-    def die_at(step):
-        def die(event, args):
-            global steps
-            if event in ("open", "os.rename", "os.remove") and str(args[0]).startswith(
-                str(directory)
-            ):
-                steps -= 1
-                if steps < 0:
-                    os._exit(99)
-
-        global steps
-        steps = step
-        sys.addaudithook(die)
-
-    code, step = 99, 0
-    while code == 99:  # at the first thing that it does in the directory, at the second, …
-        HANDLER.save(directory, at(1))
-        code = save_in_a_child(lambda: die_at(step))
-        found = rest(HANDLER.restore(directory, at(0)))
-        assert found in ([rest(at(1)), rest(at(5))] if code == 99 else [rest(at(5))])
-        step += 1
-    assert code == 0 and step > 5 and set(content()) == {PROCESS, PIPELINE}
-"""
-
-
-def test_a_save_that_fails_or_is_killed_anywhere_leaves_a_checkpoint(tmp_path):
-    (tmp_path / "saved").mkdir()
-    output(tmp_path, SAVER, tmp_path / "saved", *Path(__file__).parents[:2])
 
 
 def check_refused(folder, it, words):

@@ -10,14 +10,15 @@ import itertools
 import json
 import random
 import sys
-from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pytest
 from computing_ahead import Boom, Failing
+from entry import IterEntry, plain
 from operations import operation
 from refusing import assert_raises, assert_refused, assert_stays
+from stage_table import STREAMS
 from state_damage import (
     HOSTILE,
     as_json,
@@ -34,10 +35,6 @@ import gristmill
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.experimental import FlatMapTransform, TFRecordIterDataset
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
-from entry import IterEntry, plain
-from stage_table import STREAMS
 
 # which workers would import, and the laws with it
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 import sphinx.util.inventory as inventories
+from public_names import ALIASES
 
 import gristmill
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
-from public_names import ALIASES
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from refusing import assert_raises
+from written import check_files_in_work, contents, element, packed, sparse, stream
 
 import gristmill as grain
 from gristmill.dataset.descriptions.equality import are_equal
@@ -13,7 +14,6 @@ from gristmill.prepare.files import ElementError
 from gristmill.prepare.formats import NAMES
 from gristmill.prepare.local import LocalFolder
 from gristmill.prepare.manifest import ManifestError
-from written import check_files_in_work, contents, element, packed, sparse, stream
 
 
 def row(i):

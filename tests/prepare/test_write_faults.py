@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 from refusing import assert_raises
+from written import check_appends_at_once, contents, packed, sparse
 
 import gristmill as grain
 from gristmill.prepare.local import LocalFolder
-from written import check_appends_at_once, contents, packed, sparse
 
 PIPELINES = {
     "ranges": lambda ds: ds,
     "stream": lambda ds: ds.to_iter_dataset().batch(1, batch_fn=lambda x: x[0]),
 }
 HERE = Path(__file__).parent
-PATHS = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+PATHS = os.pathsep.join([str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")])
 
 
 def killed(folder, name, num_kills, workers=0):

@@ -4,21 +4,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from refusing import assert_raises
+from written import check_appends_at_once, check_files_in_work, contents, packed, sparse
 
 import gristmill as grain
 from gristmill.dataset.descriptions.equality import are_equal
 from gristmill.prepare.manifest import ManifestError
 from gristmill.prepare.remote import RemoteFolder
-from written import check_appends_at_once, check_files_in_work, contents, packed, sparse
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
-sys.path.append(str(Path(__file__).parents[1] / "sources"))
 
 from servers import CutConnections, retry_quickly, s3_bucket
 

@@ -188,7 +188,7 @@ def test_other_processes_and_forks_read_the_same(folder):
         folder,
         *names,
     ]
-    path = os.pathsep.join([str(HERE), str(HERE.parent)])
+    path = os.pathsep.join([str(HERE), str(HERE.parent / "support")])
     environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "1"}
     process = subprocess.run(
         command,
