@@ -63,46 +63,32 @@ def test_examples_are_short_run_and_shown(example: Path) -> None:
 
 @pytest.mark.slow
 def test_training_digits_is_stopped_and_resumed(tmp_path: Path) -> None:
-    output = run_example(
-        "train_digits_story.py", "--out", tmp_path, "--steps", 160, "--save-every", 32
-    )
+    half = tmp_path / "records.partial"
+    half.mkdir()
+    (half / "train-00000-of-00004.array_record").write_bytes(b"half a file")
+    args = ["--steps", 160, "--save-every", 40, "--seed", 7, "--workers", 1]
+    output = run_example("train_digits_story.py", "--out", tmp_path, *args)
+    assert not half.exists()  # what was half written is written again
+    shards = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert shards == ["test-00000-of-00001.array_record"] + [
+        f"train-{i:05}-of-00004.array_record" for i in range(4)
+    ]
+    # It stops while the checkpoint of this step is being written.
     assert "stopping hard after step 80" in output
-    assert re.search("resuming after step (32|64)", output)  # 64 may be on its way
+    assert re.search("resuming after step (40|80)", output)
     assert SAME in output
     assert accuracy_in(output) > 90
     skipped = re.findall(r"(\d+) of (\d+) records skipped", output)
     assert skipped == 2 * [skipped[0]]  # the counts are in the checkpoint
     assert int(skipped[0][0]) in (7, 8)
     assert len(set(re.findall(r"final parameters (\w+)", output))) == 1
-    assert len(steps_in(tmp_path / "seed0-batch64-workers0/uninterrupted/log.txt")) == 161
+    runs = tmp_path / "seed7-batch64-workers1"
+    assert steps_in(runs / "uninterrupted/log.txt") == steps((1, 160))
+    assert len(steps_in(runs / "resumed/log.txt")) in (161, 201)
+    state = next((runs / "resumed/checkpoints").glob("160/data/process_0-of-1.json"))
+    assert "seed=7" in state.read_text()
     for picture in ["loss.png", "digits.png"]:
         assert (tmp_path / picture).read_bytes().startswith(PNG)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_with_a_worker_resumes_by_running_again(tmp_path: Path) -> None:
-    half = tmp_path / "records.partial"
-    half.mkdir()
-    (half / "train-00000-of-00004.array_record").write_bytes(b"half a file")
-    args = ["--out", tmp_path, "--steps", 40, "--save-every", 10, "--seed", 7, "--workers", 1]
-    # Twice, the second time while the checkpoint of step 30 is being written.
-    interrupted = ["train_digits.py", *args, "--name", "resumed", "--interrupt-at"]
-    assert "stopping hard after step 25" in run_example(*interrupted, 25, status=3)
-    assert not half.exists()  # what was half written is written again
-    shards = sorted(path.name for path in (tmp_path / "records").iterdir())
-    assert shards == ["test-00000-of-00001.array_record"] + [
-        f"train-{i:05}-of-00004.array_record" for i in range(4)
-    ]
-    assert re.search("resuming after step (10|20)", run_example(*interrupted, 30, status=3))
-    output = run_example("train_digits_story.py", *args)
-    assert re.search("resuming after step (20|30)", output)
-    assert SAME in output
-    runs = tmp_path / "seed7-batch64-workers1"
-    assert steps_in(runs / "uninterrupted/log.txt") == steps((1, 40))
-    log = runs / "resumed/log.txt"
-    assert len(steps_in(log)) > 41  # some steps were trained more than once
-    state = next((runs / "resumed/checkpoints").glob("40/data/process_0-of-1.json"))
-    assert "seed=7" in state.read_text()
 
 
 def test_a_loader_of_digits_continues_at_a_position(tmp_path: Path) -> None:
@@ -116,7 +102,7 @@ def test_a_loader_of_digits_continues_at_a_position(tmp_path: Path) -> None:
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
 
 
-def test_tokens_of_two_formats_are_the_same_and_a_run_continues_with_the_other(
+def test_a_run_continues_with_tokens_of_another_format(
     tmp_path: Path,
 ) -> None:
     output = run_example("tokens_from_files.py", "--out", tmp_path)
@@ -216,7 +202,7 @@ def test_it_resumes_in_the_middle(file):
     assert output.endswith("resumed in the middle: bit-identical\n")
 
 
-def test_frames_and_a_loader_read_all_bytes_in_the_order_of_the_sampler(parts, file):
+def test_frames_and_a_loader_read_in_the_order_of_the_sampler(parts, file):
     in_order = sorted(WORDS, key=len)
     text = b"".join(batch.astype(np.uint8).tobytes() for batch in parts.make_pipeline(file))
     assert len(text) == 2 * len(b"".join(WORDS)) // 64 * 64
@@ -317,7 +303,7 @@ def changed_copy(folder: Path, name: str, part: str, other: str = "") -> Path:
 
 
 @pytest.mark.slow
-def test_data_that_were_not_restored_and_texts_that_see_one_another_are_noticed(
+def test_data_that_were_not_restored_are_noticed(
     tmp_path: Path,
 ) -> None:
     shutil.copy(EXAMPLES / "language_model.py", tmp_path)
@@ -386,20 +372,20 @@ def check_story(folder, count, *args):
 
 
 @pytest.mark.slow
-def test_two_processes(tmp_path):
+def test_two_processes_with_a_dataset(tmp_path):
     check_story(tmp_path / "dataset-2", 2, "--dataset")
 
 
 @pytest.mark.slow
-def test_three_processes(tmp_path):
-    check_story(tmp_path / "loader-3", 3, "--processes", 3)
-    checkpoints = tmp_path / "loader-3/resumed/checkpoints"
-    for i in range(3):
+def test_two_processes_with_a_loader(tmp_path):
+    check_story(tmp_path / "loader-2", 2)
+    checkpoints = tmp_path / "loader-2/resumed/checkpoints"
+    for i in range(2):
         assert (
-            f"shard_index={i}, shard_count=3"
-            in (checkpoints / f"40/data/process_{i}-of-3.json").read_text()
+            f"shard_index={i}, shard_count=2"
+            in (checkpoints / f"40/data/process_{i}-of-2.json").read_text()
         )
-    # This test is one process, not three.
+    # This test is one process, not two.
     it = iter(grain.load(grain.sources.RangeDataSource(0, 9, 1)))
     assert next(it) == 0
     args = ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(it))
@@ -407,7 +393,7 @@ def test_three_processes(tmp_path):
     with ocp.CheckpointManager(checkpoints) as manager:
         assert_raises(ValueError, message, manager.restore, 40, args=args)
     assert next(it) == 1
-    # Nor can another process, started as on a cluster, continue from the checkpoint of three.
+    # Nor can another process, started as on a cluster, continue from the checkpoint of two.
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
