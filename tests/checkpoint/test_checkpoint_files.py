@@ -119,7 +119,7 @@ def test_another_pipeline_is_refused_by_name_and_left_as_it_was(tmp_path, make, 
 
 
 @pytest.mark.parametrize("make", [chain, loader])
-def test_another_version_continues_and_so_does_a_checkpoint_without_description(tmp_path, make):
+def test_checkpoints_of_other_versions_or_undescribed_continue(tmp_path, make):
     it = make()
     next(it)
     HANDLER.save(tmp_path, it)
@@ -131,7 +131,7 @@ def test_another_version_continues_and_so_does_a_checkpoint_without_description(
     np.testing.assert_array_equal(next(HANDLER.restore(tmp_path, make())), expected)
 
 
-def test_a_loader_describes_itself_and_a_damaged_description_is_refused(tmp_path):
+def test_a_damaged_description_of_a_loader_is_refused(tmp_path):
     it = loader()
     next(it)
     HANDLER.save(tmp_path, it)
@@ -163,9 +163,7 @@ def test_a_loader_describes_itself_and_a_damaged_description_is_refused(tmp_path
 
 
 @pytest.mark.parametrize("make", [chain, loader])
-def test_a_changed_byte_of_a_file_is_found_and_without_a_description_nothing_is_half_applied(
-    make, tmp_path
-):
+def test_a_changed_byte_of_a_file_is_found(make, tmp_path):
     saved, it = make(), make()
     next(saved), next(it)
     before = it.get_state()
@@ -222,7 +220,7 @@ def test_sources_and_samplers_of_users(tmp_path):
         assert next(HANDLER.restore(tmp_path, iter(loader))).tolist() == [2, 3]
 
 
-def test_a_save_that_fails_or_is_killed_anywhere_leaves_a_checkpoint(tmp_path):
+def test_a_save_that_fails_or_is_killed_leaves_a_checkpoint(tmp_path):
     program = Path(__file__).with_name("killed_saves.py")
     subprocess.run([sys.executable, program, tmp_path], check=True, timeout=100)
 
@@ -268,7 +266,7 @@ def with_hostile_parts(state, rng, num):
     ]
 
 
-def test_what_is_hostile_in_a_description_or_a_checksum_does_not_come_back_in_a_message(tmp_path):
+def test_hostile_descriptions_and_checksums_are_in_no_message(tmp_path):
     it = at(3)
     HANDLER.save(tmp_path, it)
     saved, description = described(tmp_path), json.loads(json.dumps(describe(at(0))))
@@ -426,7 +424,7 @@ OF_LOADERS = [
 
 
 @pytest.mark.parametrize(("num_workers", "operations"), OF_LOADERS)
-def test_the_state_of_a_loader_after_leaving_out_an_output_restores(num_workers, operations):
+def test_the_state_of_a_loader_after_a_skipped_output_restores(num_workers, operations):
     sampler = gristmill.samplers.SequentialSampler(9)
     loader = gristmill.DataLoader(
         data_source=range(9), sampler=sampler, operations=operations, worker_count=num_workers

@@ -255,7 +255,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_what_the_library_may_lose_is_counted_from_the_beginning(name, folder):
+def test_what_the_library_may_lose_is_counted(name, folder):
     for kind in ("generator", "json"):
         ds = HuggingFaceIterDataset(COUNTED[name](source(kind, folder)))
         it = iter(ds)
@@ -302,14 +302,12 @@ def test_what_the_library_may_lose_is_counted_from_the_beginning(name, folder):
         (lambda ds: [1], TypeError, "got list: load_dataset"),
     ],
 )
-def test_what_cannot_be_resumed_or_is_no_stream_is_refused_with_a_remedy(
-    make, error, message, folder
-):
+def test_what_cannot_be_resumed_is_refused_with_a_remedy(make, error, message, folder):
     with pytest.raises(error, match=f"dataset must (not )?be .*{message}"):
         HuggingFaceIterDataset(make(source("generator", folder)))
 
 
-def test_iterators_do_not_disturb_each_other_nor_what_is_done_to_the_data_set_later(folder):
+def test_iterators_do_not_disturb_each_other(folder):
     stream = source("parquet", folder).shuffle(seed=1, buffer_size=1)
     ds, expected = HuggingFaceIterDataset(stream), [row["x"] for row in stream]
     first, second = iter(ds), iter(ds)
@@ -391,7 +389,7 @@ def test_workers_have_all_elements_together_and_none_twice(num_workers, folder):
         check_resumes_exactly(rng.choice(shares), names, some)
 
 
-def test_shards_are_shared_where_every_example_is_looked_at_alone(folder):
+def test_shards_are_shared_where_examples_are_independent(folder):
     def parts(ds, num_workers):
         whole = HuggingFaceIterDataset(ds)
         return [
@@ -431,7 +429,7 @@ def fail_at_twelve(row):
     return row
 
 
-def test_what_fails_in_the_library_fails_again_and_cannot_be_skipped(folder):
+def test_failures_of_the_library_cannot_be_skipped(folder):
     ds = HuggingFaceIterDataset(source("generator", folder).map(fail_at_twelve)).map(
         lambda row: row["x"]
     )
@@ -461,7 +459,7 @@ def test_what_fails_in_the_library_fails_again_and_cannot_be_skipped(folder):
     assert len(list(tolerant)) == 14
 
 
-def test_a_file_that_is_gone_or_damaged_is_an_error_that_names_it(folder, tmp_path):
+def test_an_error_names_a_missing_or_damaged_file(folder, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"x": 1}\n{"x": \n')
     stream = datasets.load_dataset(
         "json", data_files=f"{tmp_path}/bad.jsonl", split="train", streaming=True
@@ -491,7 +489,7 @@ def test_outputs_are_explained_by_their_place_in_the_stream(folder):
 
 
 @pytest.mark.parametrize("name", ["async", "by column"])
-def test_a_program_that_ends_with_an_open_iterator_ends_silently(name, tmp_path):
+def test_a_program_ends_silently_with_an_open_iterator(name, tmp_path):
     mapped = "ds.map(with_z)" if name == "async" else "ds.batch(by_column='x')"
     program = f"""
         import datasets

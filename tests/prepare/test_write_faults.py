@@ -67,7 +67,7 @@ def test_killed_at_random_moments(tmp_path, name, num_kills, workers):
 
 
 @pytest.mark.parametrize("make", PIPELINES.values(), ids=list(PIPELINES))
-def test_a_killed_worker_is_a_clear_error_and_the_same_call_continues(tmp_path, make):
+def test_a_killed_worker_is_an_error_and_the_call_continues(tmp_path, make):
     death, folder, here = tmp_path / "death", tmp_path / "written", os.getpid()
     death.touch()
 
@@ -87,7 +87,7 @@ def test_a_killed_worker_is_a_clear_error_and_the_same_call_continues(tmp_path, 
 
 
 @pytest.mark.parametrize("format", ["array_record", "jsonl", "parquet"])
-def test_a_full_disk_is_a_clear_error_and_the_same_call_continues(tmp_path, format):
+def test_a_full_disk_is_an_error_and_the_same_call_continues(tmp_path, format):
     """A limit for the size of a file takes the place of a small disk."""
 
     def sized(i):
@@ -192,7 +192,7 @@ def test_of_two_appends_at_once_one_is_refused(tmp_path):
     check_appends_at_once(str(tmp_path))
 
 
-def test_small_files_and_locks_while_another_process_removes_what_is_unfinished(tmp_path):
+def test_small_files_while_another_process_removes(tmp_path):
     folder = LocalFolder(str(tmp_path))
     stop = threading.Event()
 

@@ -89,7 +89,7 @@ def test_of_two_appends_at_once_one_is_refused(bucket, tmp_path, monkeypatch):
     check_appends_at_once(f"{bucket.url}/appends")
 
 
-def test_a_connection_that_is_lost_is_an_error_that_says_what_to_do(bucket, monkeypatch):
+def test_a_lost_connection_is_an_error_with_a_remedy(bucket, monkeypatch):
     retry_quickly(monkeypatch)
     ds = grain.MapDataset.range(40).map(lambda i: bytes([i]) * 20_000)
     arguments = {"format": "tfrecord", "records_per_file": 10}
@@ -118,9 +118,7 @@ with RemoteFolder(sys.argv[1]).workspace("part-000001") as folder:
 """
 
 
-def test_files_in_work_are_counted_and_those_of_killed_processes_removed(
-    bucket, tmp_path, monkeypatch
-):
+def test_files_of_killed_processes_are_removed(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     folder = RemoteFolder(f"{bucket.url}/work")
