@@ -79,8 +79,9 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml $(FOLDERS)
 	fi
 	@touch $@
 
-# One process more than CPUs: many tests wait, for programs, servers and threads.
-IN_PARALLEL = --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 1)') --dist=worksteal
+# Two processes more than CPUs: many tests wait, for programs, servers and threads. With one more, a
+# sixth of the time of two CPUs was idle.
+IN_PARALLEL = --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 2)') --dist=worksteal
 # In CI, a few tests that failed run again.
 PYTEST = $(PY) $(if $(filter true,$(CI)),.ci/rerun.py,-m pytest) $(IN_PARALLEL)
 
