@@ -163,9 +163,7 @@ class TestThreadsAndBlocks:
 
 
 class TestErrorsStatesAndEnds:
-    def test_states_read_nothing_and_set_state_discards(
-        self,
-    ):
+    def test_states_read_nothing_and_set_state_discards(self):
         source = Watched(100)
         iter(
             MapDataset.source(source).map(str).shuffle(seed=1).to_iter_dataset().batch(10)

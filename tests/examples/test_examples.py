@@ -102,9 +102,7 @@ def test_a_loader_of_digits_continues_at_a_position(tmp_path: Path) -> None:
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
 
 
-def test_a_run_continues_with_tokens_of_another_format(
-    tmp_path: Path,
-) -> None:
+def test_a_run_continues_with_tokens_of_another_format(tmp_path: Path) -> None:
     output = run_example("tokens_from_files.py", "--out", tmp_path)
     num_documents, num_tokens, num_windows = map(
         int, re.findall(r"(\d+) documents, (\d+) tokens, (\d+) windows", output)[0]
@@ -303,9 +301,7 @@ def changed_copy(folder: Path, name: str, part: str, other: str = "") -> Path:
 
 
 @pytest.mark.slow
-def test_data_that_were_not_restored_are_noticed(
-    tmp_path: Path,
-) -> None:
+def test_data_that_were_not_restored_are_noticed(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "language_model.py", tmp_path)
     script = changed_copy(
         tmp_path,

@@ -242,9 +242,7 @@ def test_signal_handling_of_the_program(tmp_path):
     check_silent(run(tmp_path, blocked))
 
 
-def test_a_deleted_directory_a_closed_input_and_a_late_thread(
-    tmp_path,
-):
+def test_a_deleted_directory_a_closed_input_and_a_late_thread(tmp_path):
     script = """
     os.mkdir("gone")
     os.chdir("gone")
