@@ -51,8 +51,8 @@ def killed(folder, name, num_kills, workers=0):
     [
         pytest.param("sparse", 8, 0, id="ranges"),
         pytest.param("packed", 8, 0, id="stream"),
-        pytest.param("sparse", 50, 0, id="50 of ranges", marks=pytest.mark.slow),
-        pytest.param("packed", 50, 0, id="50 of a stream", marks=pytest.mark.slow),
+        pytest.param("sparse", 20, 0, id="20 of ranges", marks=pytest.mark.slow),
+        pytest.param("packed", 20, 0, id="20 of a stream", marks=pytest.mark.slow),
         pytest.param("sparse", 5, 2, id="with workers", marks=pytest.mark.slow),
     ],
 )
