@@ -17,14 +17,24 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from refusing import assert_raises
-from running import EXAMPLES, run_example
 
 import gristmill as grain
 
 pytestmark = pytest.mark.timeout(500)  # programs that train: on a busy machine they take long
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
 SAME = "batches, losses and parameters: bit-identical"
+
+
+def run_example(
+    name: str | Path, *args: object, status: int = 0, python: tuple[object, ...] = (sys.executable,)
+) -> str:
+    """Runs the example and returns what it prints, after checking its exit status."""
+    command = [*map(str, python), str(EXAMPLES / name), *map(str, args)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,9 +65,7 @@ def test_examples_are_short_run_and_shown(example: Path) -> None:
     assert len(lines) < 200
     assert lines[0].startswith('"""')
     assert any(f"python examples/{example.name}" in line for line in lines)
-    assert example.stem in "".join(
-        path.read_text() for path in Path(__file__).parent.glob("test_*.py")
-    )
+    assert example.stem in Path(__file__).read_text()
     assert f"../examples/{example.name}" in (ROOT / "docs/examples.md").read_text()
 
 
@@ -91,6 +99,7 @@ def test_training_digits_is_stopped_and_resumed(tmp_path: Path) -> None:
         assert (tmp_path / picture).read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_a_loader_of_digits_continues_at_a_position(tmp_path: Path) -> None:
     output = run_example("digits_loader.py", "--out", tmp_path)
     assert "1437 records of 65 bytes in 4 files" in output
@@ -118,6 +127,7 @@ def test_a_run_continues_with_tokens_of_another_format(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_tfds_data_sets_are_read_without_tensorflow(tmp_path: Path) -> None:
     output = run_example("tfds_source.py", "--out", tmp_path)
     assert "ArrayRecordDataSource(name=digit_scans, split='train', decoders=None)" in output
@@ -231,6 +241,7 @@ def test_a_careless_iterator_is_noticed(parts, file, monkeypatch):
 SMALL = ["--images", "12", "--size", "64", "--seconds", "0.3", "--step-ms", "0"]
 
 
+@pytest.mark.slow
 def test_both_verdicts_and_the_same_batches(tmp_path):
     # On a busy machine, small photos and short times give other verdicts.
     args = [*SMALL, "--size", 256, "--seconds", 1, "--workers", 2, "--out", tmp_path]
@@ -405,7 +416,8 @@ def test_two_processes_with_a_loader(tmp_path):
     assert "resuming" not in output
 
 
-@pytest.mark.parametrize("killed", [pytest.param("launcher", marks=pytest.mark.slow), "process"])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["launcher", "process"])
 def test_when_one_is_killed_all_end(tmp_path, killed):
     with started("--out", tmp_path, "--steps", 10**6) as launcher:
         assert any("beginning after step 0" in line for line in launcher.stdout)
@@ -460,3 +472,52 @@ def test_bag_records_are_batched_by_length_and_resumed(tmp_path: Path) -> None:
     assert int(re.findall(r"(\d+)% of them is padding", output)[0]) < 35
     assert "batches of each length: {9: 5, 16: 6, 32: 9, 64: 5}" in output
     assert "resumed in the middle: 13 batches, bit-identical" in output
+
+
+@pytest.mark.slow
+def test_the_stream_of_hugging_face_is_resumed_in_the_middle():
+    pytest.importorskip("datasets")
+    assert run_example("hugging_face_stream.py").splitlines() == [
+        "12 batches of 90 rows, the first: [59, 15, 2, 10, 61, 55, 6, 52]",
+        "stopped after 4 batches",
+        "resumed: 8 batches, the first: [56, 16, 62, 5, 64, 58, 65, 0]",
+        "the same batches as without the stop; every row once",
+    ]
+
+
+@pytest.mark.slow
+def test_writing_that_is_killed_continues(tmp_path):
+    assert run_example("prepare_once.py", "--folder", tmp_path).splitlines() == [
+        "killed after some of 12 files",
+        "continued: wrote the rest, 600 records in all",
+        "without a kill, by two workers: the same bytes",
+        "6 batches of shape (100, 64)",
+    ]
+
+
+def test_json_lines_are_shuffled_and_resumed(tmp_path):
+    # The second time with the indices of the first.
+    outputs = [run_example("json_lines.py", "--folder", tmp_path / "reviews") for _ in range(2)]
+    assert outputs[0] == outputs[1]
+    lines = outputs[0].splitlines()
+    assert lines[0].endswith("has 1200 records; the longest line has 92 bytes")
+    damage = "reviews-1.jsonl.gz is damaged at byte 0: record 7 of the file, from byte 351 on"
+    assert lines[2].startswith(damage)
+    assert lines[3].startswith("20 batches have 1199 different records")
+    assert lines[4] == "resumed in the middle: the same records"
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_tar_shards_are_shuffled_and_training_resumes(tmp_path, num_workers):
+    output = run_example(
+        "tar_shards.py", "--records", 40, "--steps", 20, "--workers", num_workers, "--out", tmp_path
+    )
+    assert (
+        "resumed after step 10" in output
+        and "320 records in 8 shards" in output
+        and "means of both runs: bit-identical" in output
+    )
+    (discs,) = re.findall(r"discs in the first batch: (\d+) of 32", output)
+    assert 5 < int(discs) < 27  # one shard alone has none, or nothing else
+    assert int(re.findall(r"(\d+)% of 46 shapes", output)[0]) > 85
+    assert len([*tmp_path.glob("*.gmidx")]) == 8
