@@ -168,6 +168,18 @@ def test_tests_import_no_tests():
     """
     importing = re.compile(r"^\s*(?:from|import) test_", re.MULTILINE)
     paths = [*(ROOT / "tests").rglob("*.py")]
-    assert [path.name for path in paths if importing.search(path.read_text())] == [
-        "test_checkpoint_files.py"  # in a program, which forks it for every save
-    ]
+    assert [path.name for path in paths if importing.search(path.read_text())] == []
+
+
+def test_tests_leave_the_path_of_modules_to_pyproject():
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Expr | ast.AugAssign):
+                assert "sys.path" not in ast.unparse(node), path
+
+
+def test_names_of_tests_are_short():
+    for path in (ROOT / "tests").rglob("*.py"):
+        names = re.findall(r"def (test_\w+)", path.read_text())
+        if path.parent.name not in ("diagnostics", "verification"):
+            assert [name for name in names if len(name) >= 60] == [], path

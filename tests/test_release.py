@@ -69,7 +69,7 @@ def tracked() -> list[str]:
     return [name for name in names if not name.startswith(generated)]
 
 
-def test_the_version_is_that_of_setup_cfg_and_nothing_else_repeats_it():
+def test_the_version_is_that_of_setup_cfg():
     assert gristmill.__version__ == importlib.metadata.version("gristmill") == VERSION
     assert gristmill.__version_info__[:2] == tuple(map(int, VERSION.split(".")[:2]))
     version = re.escape(VERSION)
@@ -141,7 +141,7 @@ class TestArchives:
         for name in names[0]:
             assert (built[0] / name).read_bytes() == (built[1] / name).read_bytes(), name
 
-    def test_the_wheel_has_metadata_and_every_module_and_nothing_else(self, built):
+    def test_the_wheel_has_metadata_and_the_modules_alone(self, built):
         info = f"gristmill-{VERSION}.dist-info/"
         with zipfile.ZipFile(built[0] / f"gristmill-{VERSION}-py3-none-any.whl") as wheel:
             names = {name for name in wheel.namelist() if not name.startswith(info)}
@@ -181,7 +181,7 @@ class TestArchives:
         }
         assert needed == {"numpy", "cloudpickle", "array-record"}
 
-    def test_the_sdist_is_the_repository_with_one_owner_and_one_time(self, built):
+    def test_the_sdist_is_the_repository_with_one_owner_and_time(self, built):
         sdist = built[0] / f"gristmill-{VERSION}.tar.gz"
         there = {
             name for name in release.names_in(sdist) if not name.startswith("gristmill.egg-info/")
@@ -208,7 +208,7 @@ def requires_array_record(version, system, machine, implementation="cpython"):
     return any(marker.evaluate(environment) for marker in markers)
 
 
-def test_array_record_is_required_only_where_every_interpreter_has_a_wheel():
+def test_array_record_is_required_only_with_wheels():
     for machine in MACHINES:
         assert requires_array_record("3.11", *machine) and requires_array_record("3.12", *machine)
         assert not requires_array_record("3.11", *machine, "pypy")

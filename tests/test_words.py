@@ -30,8 +30,7 @@ _NEVER = re.compile(
 )
 # Words that have a shorter or clearer equivalent everywhere.
 _REFUSED = re.compile(
-    r"\b(?:nobody|somebody|anybody|whoever|whomever|anew|lest|for ever|of then)\b",
-    re.IGNORECASE,
+    r"\b(?:nobody|somebody|anybody|whoever|whomever|anew|lest|for ever|of then)\b", re.IGNORECASE
 )
 _OPENINGS = re.compile(r"(What|Whether|Where|How|Who)\b")
 _NOUNS = re.compile(r"(The|A|An|That|Those|Its|Of|In|For|As|If)\b|``")

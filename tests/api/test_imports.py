@@ -23,7 +23,7 @@ HEAVY = {
 HEAVY |= {"tensorflow", "tensorflow_datasets", "torch"}
 
 
-def test_importing_alone_imports_no_machinery_and_using_it_no_optional_package(tmp_path):
+def test_importing_imports_no_machinery_or_optional_package(tmp_path):
     script = f"""
         import sys, gristmill
         print(*sorted(m for m in sys.modules if m.startswith('gristmill')))

@@ -12,7 +12,7 @@ def check(folder, script, *arguments):
     assert output(folder, script, *arguments) == []
 
 
-def test_modules_and_names_are_ours_and_stay_so_in_pickles_and_when_they_are_loaded_again(tmp_path):
+def test_modules_and_names_are_ours_also_in_pickles(tmp_path):
     script = """
         import importlib, importlib.util, pickle
         import gristmill
@@ -105,7 +105,7 @@ def test_every_public_module_is_the_same_under_both_names(names, tmp_path):
     check(tmp_path, script, *names)
 
 
-def test_private_names_that_programs_use_are_public_objects_and_warn(tmp_path):
+def test_private_names_are_public_objects_and_warn(tmp_path):
     script = """
         import importlib, operator, warnings
         import gristmill
@@ -213,7 +213,7 @@ def test_programs_that_cannot_be_edited(tmp_path):
         assert process.stdout.splitlines() == [first, "[0, 1, 4, 9]"]
 
 
-def test_another_grain_that_is_installed_matters_if_it_was_imported(tmp_path):
+def test_another_grain_matters_if_it_was_imported(tmp_path):
     (tmp_path / "grain").mkdir()
     (tmp_path / "grain" / "__init__.py").write_text("it_is = 'another grain'\n")
     script = """

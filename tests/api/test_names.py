@@ -54,7 +54,7 @@ def test_all_spellings_are_one_object(home, aliases):
         assert name in dir(resolve(module))
 
 
-def test_no_public_name_is_forgotten_here_and_modules_and_constants_are_as_they_were():
+def test_no_public_name_is_forgotten_or_changed():
     known = {*ALIASES, *(alias for aliases in ALIASES.values() for alias in aliases)}
     for module in MODULES:
         names = [name for name in dir(resolve(module)) if not name.startswith("_")]
@@ -89,7 +89,7 @@ def test_no_public_name_is_forgotten_here_and_modules_and_constants_are_as_they_
     assert type(features) is frozenset and features == set(values.values())
 
 
-def test_classes_keep_the_names_in_states_and_legacy_operations_are_generic():
+def test_classes_keep_their_names_in_states():
     assert gristmill.python.MapOperation[int, str](str).map_function is str
     assert (
         gristmill.experimental.PackAndBatchOperation[dict].__origin__

@@ -3,16 +3,14 @@
 import contextlib
 import itertools
 import json
-import sys
 from pathlib import Path
+
+from golden_pipelines import own_pipelines, pipelines, plain
 
 import gristmill
 
 GOLDEN = Path(__file__).parent / "golden"
 PROCESS, PIPELINE = "process_0-of-1.json", "pipeline_0-of-1.json"
-
-sys.path.append(str(GOLDEN))
-from golden_pipelines import own_pipelines, pipelines, plain  # noqa: E402
 
 GRAINS_PIPELINES, OWN_PIPELINES = pipelines(gristmill), own_pipelines(gristmill)
 PIPELINES = GRAINS_PIPELINES | OWN_PIPELINES

@@ -102,7 +102,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "behind", "change"), CASES)
-def test_a_step_that_holds_elements_fills_itself_as_it_was_or_refuses(name, behind, change):
+def test_a_stage_that_holds_elements_refills_or_refuses(name, behind, change):
     """It refuses where it needs a component that is gone, not knowing for what: a cache, and what
     cuts batches of several.
     """
@@ -265,9 +265,7 @@ def test_other_files_are_refused_by_name(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_other_records_of_the_same_files_are_refused_and_states_without_files_are_about_paths(
-    name, tmp_path
-):
+def test_other_records_of_the_same_files_are_refused(name, tmp_path):
     """Grain's text for a source has no ranges, and a hash of the paths."""
     make = LOADERS[name]
     write(tmp_path / "old")

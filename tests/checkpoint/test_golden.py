@@ -283,7 +283,7 @@ WRONG = [
 
 
 @each_way
-def test_others_are_refused_and_what_says_more_than_there_is_later(make):
+def test_other_states_are_refused_at_once_or_later(make):
     with iter(make(filtered(), 3)) as it:
         it.set_state(old([1, 4, 0], [0, 0, 0], 0))
         for key, value, error, words in WRONG:
@@ -315,7 +315,7 @@ def test_others_are_refused_and_what_says_more_than_there_is_later(make):
         assert_raises(ValueError, "closed", next, it)
 
 
-def test_nothing_is_computed_before_it_is_asked_for_and_an_error_comes_with_next():
+def test_an_error_comes_with_next_and_not_before():
     computed = []
     it = iter(
         multithread_prefetch(

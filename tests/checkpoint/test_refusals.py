@@ -10,14 +10,15 @@ import itertools
 import json
 import random
 import sys
-from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pytest
 from computing_ahead import Boom, Failing
+from entry import IterEntry, plain
 from operations import operation
 from refusing import assert_raises, assert_refused, assert_stays
+from stage_table import STREAMS
 from state_damage import (
     HOSTILE,
     as_json,
@@ -34,10 +35,6 @@ import gristmill
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.experimental import FlatMapTransform, TFRecordIterDataset
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
-from entry import IterEntry, plain
-from stage_table import STREAMS
 
 # which workers would import, and the laws with it
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -127,7 +124,7 @@ def test_a_damaged_state_is_refused_or_one_to_continue_from(name):
 
 
 @each_pipeline
-def test_what_is_hostile_anywhere_in_a_state_does_not_come_back_in_a_message(name):
+def test_hostile_parts_of_a_state_are_in_no_message(name):
     state = states_of(name)[len(states_of(name)) // 2]
     it, rng = iter(PIPELINES[name]()), random.Random(name)
     for path in places(state):
@@ -175,7 +172,7 @@ def is_used(state, path):
 
 
 @each_pipeline
-def test_numbers_of_numpy_are_taken_and_other_kinds_refused_by_name(name):
+def test_numbers_of_numpy_are_taken_and_other_kinds_refused(name):
     states = states_of(name)
     for state in states[1 : 2 if name in SLOW else None : 2]:
         it, other = iter(PIPELINES[name]()), iter(PIPELINES[name]())
@@ -220,7 +217,7 @@ OF_FILES = [(True, True, None), (True, False, "gzip"), (False, False, None)]
 
 
 @pytest.mark.parametrize(("with_checksums", "check_crc", "compression"), OF_FILES)
-def test_a_state_between_two_records_of_a_file_is_refused_when_it_is_read(
+def test_a_state_between_two_records_of_a_file_is_refused(
     tmp_path, with_checksums, check_crc, compression
 ):
     records = [b"a" * 30, b"", b"b" * 7]
@@ -470,9 +467,7 @@ OF_LOADERS = {"worker_count", "sampler", "data_source"}
 
 @pytest.mark.filterwarnings("ignore:.*examples are dropped")
 @pytest.mark.parametrize("name", ALL)
-def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(
-    name, saved, opened, tmp_path
-):
+def test_a_checkpoint_of_another_pipeline(name, saved, opened, tmp_path):
     """Without description, whose a state is cannot be seen (decision 17), but it is refused, or has
     the same layout.
     """

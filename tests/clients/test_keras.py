@@ -15,7 +15,8 @@ from programs import outcome
 PEERS = Path(__file__).parents[2] / ".peers"
 CLIENTS = Path(os.environ.get("GRISTMILL_PEER_CLIENTS", PEERS / "clients")) / "bin/python"
 TORCH = Path(os.environ.get("GRISTMILL_PEER_TORCH", PEERS / "torch")) / "bin/python"
-HERE = {"jax": CLIENTS, "numpy": CLIENTS, "tensorflow": CLIENTS, "torch": TORCH}
+# Its NumPy backend takes batches as the one of JAX does, and cannot train.
+HERE = {"jax": CLIENTS, "tensorflow": CLIENTS, "torch": TORCH}
 pytestmark = pytest.mark.slow
 on_every_backend = pytest.mark.parametrize("backend", HERE)
 
@@ -67,9 +68,7 @@ def test_its_own_tests(backend, tmp_path):
 
 
 @on_every_backend
-def test_training_on_datasets_is_training_on_arrays_and_utilities_give_what_they_give_with_grain(
-    backend, tmp_path
-):
+def test_training_on_datasets_is_training_on_arrays(backend, tmp_path):
     program = """
         from pathlib import Path
         import numpy as np
@@ -92,22 +91,20 @@ def test_training_on_datasets_is_training_on_arrays_and_utilities_give_what_they
             data_source=Pairs(), sampler=sampler, operations=[grain.transforms.Batch(8)]
         )
         datasets = [batches, batches.to_iter_dataset(), loader]
-        fits = keras.backend.backend() != "numpy"
 
         def outcomes(validation, *data, **kwargs):
             keras.utils.set_random_seed(0)
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
             lost = []
-            if fits:
-                for more in ({"validation_data": validation}, {"steps_per_epoch": 2}):
-                    history = model.fit(*data, epochs=2, verbose=0, **more, **kwargs).history
-                    lost += [loss for losses in history.values() for loss in losses]
+            for more in ({"validation_data": validation}, {"steps_per_epoch": 2}):
+                history = model.fit(*data, epochs=2, verbose=0, **more, **kwargs).history
+                lost += [loss for losses in history.values() for loss in losses]
             lost.append(model.evaluate(*validation if len(data) > 1 else data, verbose=0))
             return [*map(float, lost), *model.predict(data[0], verbose=0)[:, 0].tolist()]
 
         expected = outcomes((x, y), x, y, batch_size=8, shuffle=False)
-        assert len(expected) == 32 + 1 + 6 * fits and len(set(expected)) == len(expected)
+        assert len(expected) == 32 + 1 + 6 and len(set(expected)) == len(expected)
         for dataset in datasets:
             np.testing.assert_allclose(outcomes(dataset, dataset), expected, rtol=1e-5)
 
@@ -155,7 +152,7 @@ def test_training_on_datasets_is_training_on_arrays_and_utilities_give_what_they
 
 
 @pytest.mark.parametrize("backend", ["jax"])
-def test_its_layers_compute_on_the_cpu_where_a_pipeline_calls_them(backend, tmp_path):
+def test_its_layers_compute_on_the_cpu_in_a_pipeline(backend, tmp_path):
     program = """
         import gristmill
         gristmill.install_as_grain()

@@ -24,9 +24,7 @@ def measured(tmp_path):
     return measured
 
 
-def test_the_affinity_decides_or_the_cpus_of_version_2_or_limits_of_groups_further_up_or_version_1(
-    measured,
-):
+def test_the_affinity_or_the_smallest_limit_of_a_group_decides(measured):
     assert (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ) == ALL

@@ -75,7 +75,7 @@ def philox(key):
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def test_mutable_fields_with_defaults_in_slots_equality_by_value_and_texts():
+def test_fields_slots_equality_and_texts():
     rng = philox(1)
     assert dataclasses.astuple(RecordMetadata(3)) == (3, None, None)
     metadata = RecordMetadata(index=3, record_key=4, rng=rng)
@@ -119,7 +119,7 @@ def test_mutable_fields_with_defaults_in_slots_equality_by_value_and_texts():
     assert repr(Record(RecordMetadata(1, 2), "x")) == text
 
 
-def test_without_its_key_sampled_and_replaced_a_record_has_one_generator():
+def test_a_record_has_one_generator():
     rng = philox(1)
     metadata = RecordMetadata(1, 2, rng)
     removed = metadata.remove_record_key()
@@ -236,7 +236,7 @@ def test_our_traversal_is_jax_s(value, other):
     assert len(tree.leaf_paths(value)) == len(leaves)
 
 
-def test_without_jax_which_is_not_imported_and_with_a_half_imported_one(tmp_path):
+def test_without_jax_and_with_a_half_imported_one(tmp_path):
     array = np.arange(3)
     with own_traversal():
         leaves, _ = tree.flatten({"b": array, "a": np.float32(1)})
@@ -267,7 +267,7 @@ def traverse(tree):
     assert tree.leaf_paths({"b": 1, "a": (2, None)}) == ["['a'][0]", "['b']"]
 
 
-def test_a_value_with_equivalent_dtypes_wrong_values_and_the_protocol():
+def test_equivalent_dtypes_wrong_values_and_the_protocol():
     spec = ShapeDtypeStruct((2, None), np.float32)
     assert repr(spec) == "ShapeDtypeStruct(shape=(2, None), dtype=<class 'numpy.float32'>)"
     assert (

@@ -85,7 +85,7 @@ def test_fields_counts_flags_and_lists_of_states():
         assert plain_counts(wrong) is None
 
 
-def test_text_is_indented_json_and_shown_values_are_short_and_plain():
+def test_shown_values_are_short_and_plain():
     state = {"b": [1, None], "a": {"next_index": 2}}
     assert state_to_text(state) == json.dumps(state, indent=4)
     assert process_file_name() == "process_0-of-1.json"
@@ -139,7 +139,7 @@ def test_text_is_indented_json_and_shown_values_are_short_and_plain():
 
 
 @pytest.mark.parametrize("to_text", [state_to_text, state_to_line])
-def test_of_the_notes_that_json_adds_to_an_error_at_most_one_is_kept(to_text):
+def test_at_most_one_note_that_json_adds_is_kept(to_text):
     state = {"a": {1}}
     for _ in range(20):
         state = {"a": [state]}
@@ -148,7 +148,7 @@ def test_of_the_notes_that_json_adds_to_an_error_at_most_one_is_kept(to_text):
     assert len(getattr(caught.value, "__notes__", [])) <= 1
 
 
-def test_integers_are_built_in_ones_and_others_refused_with_parameter_and_range():
+def test_other_integers_are_refused_with_parameter_and_range():
     for value in (5, np.int64(5), np.uint8(5), np.array(5)):
         assert as_int("x", value) == 5 and type(as_int("x", value)) is int
     assert as_int("x", True) == 1 and type(as_int("x", True)) is int
@@ -209,7 +209,7 @@ def test_options_of_one_word_refuse_what_is_equal_to_a_word(name):
             make(wrong)
 
 
-def test_errors_are_caught_as_what_users_expect_their_texts_and_notes_of_any_exception():
+def test_errors_have_the_bases_texts_and_notes_users_expect():
     for kind, caught_as in [
         (StateMismatchError, (ValueError,)),
         (StateKeyError, (StateMismatchError, ValueError, KeyError)),

@@ -34,7 +34,7 @@ from gristmill.core.sharding import (
 )
 
 
-def test_read_and_multiprocessing_options_are_mutable_values_with_slots():
+def test_options_are_mutable_values_with_slots():
     multiprocessing = (
         "MultiprocessingOptions(num_workers={}, per_worker_buffer_size={}, enable_profiling={})"
     )
@@ -58,7 +58,7 @@ def test_read_and_multiprocessing_options_are_mutable_values_with_slots():
         assert_raises(TypeError, "unhashable", hash, options)
 
 
-def test_counts_are_checked_and_threads_and_workers_need_a_buffer(caplog):
+def test_counts_are_checked_and_threads_need_a_buffer(caplog):
     caplog.set_level(logging.WARNING, "gristmill")
     fields = [
         (kind, field)
@@ -124,7 +124,7 @@ def test_laws_of_dataset_options(one, other, third):
         assert clone.merge(b) == a.merge(b)
 
 
-def test_dataset_options_are_frozen_checked_and_know_what_was_given():
+def test_dataset_options_are_frozen_and_checked():
     explicit = DatasetOptions(filter_warn_threshold_ratio=0.9)
     half = DatasetOptions(filter_warn_threshold_ratio=0.5)
     assert explicit != DatasetOptions()
@@ -152,7 +152,7 @@ def test_dataset_options_are_frozen_checked_and_know_what_was_given():
     ]
 
 
-def test_fields_wrong_arguments_and_values_that_are_equal_by_class_too():
+def test_fields_wrong_arguments_and_equality_by_class():
     options = ShardOptions(1, 3)
     assert dataclasses.astuple(options) == (1, 3, False)
     assert dataclasses.astuple(ShardOptions(shard_index=2, shard_count=4, drop_remainder=True)) == (
@@ -238,7 +238,7 @@ def test_by_jax_process_here_in_a_cluster_and_without_jax(tmp_path):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 50))
-def test_shards_follow_one_another_and_differ_by_one_at_most_or_are_equal(num_examples, count):
+def test_shards_follow_one_another_and_are_nearly_equal(num_examples, count):
     intervals = [even_split(num_examples, ShardOptions(i, count)) for i in range(count)]
     ends = [0, *(end for _, end in intervals)]
     assert ends[:-1] == [start for start, _ in intervals] and ends[-1] == num_examples
@@ -290,7 +290,7 @@ def fresh(monkeypatch):
     return Config()
 
 
-def test_defaults_and_update_which_takes_effect_and_beats_the_environment(fresh, monkeypatch):
+def test_update_takes_effect_and_beats_the_environment(fresh, monkeypatch):
     for name, default in DEFAULTS.items():
         for value in (getattr(fresh, name), fresh.get_or_default(name)):
             assert value == default and type(value) is type(default)
@@ -373,9 +373,7 @@ def test_environment(fresh, monkeypatch):
         )
 
 
-def test_an_option_knows_if_it_was_set_and_override_restores_what_was_set_and_what_was_not(
-    fresh, monkeypatch
-):
+def test_override_restores_what_was_set_and_what_was_not(fresh, monkeypatch):
     names = ("py_debug_mode", "num_threads_fetching_records")
     assert fresh.are_unset(names)
     with fresh.override(py_debug_mode=False):

@@ -16,7 +16,7 @@ def name():
     return f"gristmill-{uuid.uuid4().hex[:12]}"
 
 
-def test_all_handles_see_the_same_bytes_and_closing_does_not_pull_away_what_is_used(name):
+def test_closing_a_handle_leaves_what_others_use(name):
     block = SharedBlock(name, 100)
     assert isinstance(block, SharedMemory)
     assert block.name == name and block.size >= 100
@@ -40,7 +40,7 @@ def test_all_handles_see_the_same_bytes_and_closing_does_not_pull_away_what_is_u
 
 
 @pytest.mark.parametrize("unlinker", [0, 1])
-def test_a_name_is_unlinked_once_by_the_first_caller_and_can_be_taken_again(name, unlinker):
+def test_a_name_is_unlinked_once_by_the_first_caller(name, unlinker):
     for _ in range(2):
         handles = [SharedBlock(name, 8), SharedBlock(name)]
         assert_raises(FileExistsError, None, SharedBlock, name, 8)

@@ -149,7 +149,7 @@ class TestBuffers:
 
 class TestEnds:
     @each_kind
-    def test_threads_start_with_the_first_element_and_end_with_the_data(self, make):
+    def test_threads_start_and_end_with_the_data(self, make):
         gate = Gate(is_open=True)
         it = iter(make(50, gate, 4))
         it.set_state(it.get_state())
@@ -167,7 +167,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("after", [lambda ds: ds, lambda ds: ds.batch(4)])
     @each_kind
-    def test_a_consumer_that_waits_learns_that_the_iterator_was_closed(self, make, after):
+    def test_a_consumer_that_waits_learns_of_closing(self, make, after):
         gate = Gate()
         it = iter(after(make(9, gate, 2)))
         with ThreadPoolExecutor(1) as pool:
@@ -197,7 +197,7 @@ class TestEnds:
         assert sorted(gate.seen) == list(range(num))  # and nothing else is computed
 
     @each_kind
-    def test_garbage_collection_inside_the_thread_and_at_every_allocation(self, make, frozen):
+    def test_garbage_collection_at_every_allocation(self, make, frozen):
         def collect(x):
             gc.collect()
             return x
@@ -382,7 +382,7 @@ assert list(it) == list(range(1, 9))
 """
 
 
-def test_a_forked_process_continues_from_the_state_or_says_that_it_cannot(tmp_path, monkeypatch):
+def test_a_forked_process_continues_or_says_that_it_cannot(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONDEVMODE", "1")
     assert output(tmp_path, FORK) == []
 
@@ -522,7 +522,7 @@ class Stopping:
 @pytest.mark.parametrize(
     "options", [computing_ahead.DIRECT, ReadOptions(2, 4)], ids=["direct", "threads"]
 )
-def test_an_iterator_is_closed_while_another_thread_is_at_any_line_of_its_reader(options):
+def test_closed_while_a_thread_is_at_any_line_of_its_reader(options):
     """The other thread gets the element, or an error that says so."""
     num_closed = 0
     for number in itertools.count():
@@ -582,7 +582,7 @@ def stopped_at(number, dataset_of, key):
 
 
 @pytest.mark.parametrize("way", ["direct", "file"])
-def test_another_thread_is_refused_while_one_is_at_any_line_of_next(way, tmp_path):
+def test_a_thread_is_refused_while_one_is_at_any_line_of_next(way, tmp_path):
     """Without the GIL, another thread may come in between any two operations."""
     if way == "direct":
         num_lines = next(

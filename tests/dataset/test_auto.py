@@ -115,7 +115,7 @@ def test_threads_in_place_of_processes(rates, last, num):
     assert controller.num == num and decisions[-1].now <= 20
 
 
-def test_no_workers_are_used_where_the_consumer_is_quicker_without():
+def test_no_workers_where_the_consumer_is_quicker_without():
     controller = Controller(0, 4, 2, most_threads=16)
     controller.begin(Measured(1.0, 100.0, 1.0, 1.0))
     decision = controller.decide(Measured(2.0, 60.0, 0.3, 0.2))
@@ -160,7 +160,7 @@ def test_where_all_cpus_are_used_no_more_workers_are_tried(sent, reasons):
     assert found == reasons
 
 
-def test_a_short_measurement_is_enough_for_an_attempt_that_is_much_slower():
+def test_a_short_measurement_is_enough_for_a_much_slower_try():
     controller = Controller(1, 4, 4)
     assert not controller.is_clear(0.0)
     assert controller.decide(Measured(1.0, 100.0, 0.0, 0.1)).after == 2

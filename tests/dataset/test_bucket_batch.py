@@ -99,7 +99,7 @@ def test_batches_are_those_of_a_model_of_windows(seed):
 
 
 @pytest.mark.slow
-def test_few_shapes_little_padding_and_every_record_once_for_any_number_of_hosts():
+def test_few_shapes_little_padding_and_every_record_once():
     source = Records(log_normal(16_000))
     ds = MapDataset.source(source).seed(3).shuffle()
     assert 1 - source.lengths.mean() / source.lengths.max() > 0.6  # in fixed batches
@@ -172,7 +172,7 @@ def test_no_boundaries_leave_less_padding():
         assert (ds.boundaries, ds.num_long) == (chosen, 1)
 
 
-def test_planning_takes_the_memory_of_a_window_and_files_stay_files(tmp_path):
+def test_planning_takes_the_memory_of_a_window(tmp_path):
     num = 500_000
     np.save(tmp_path / "lengths.npy", log_normal(num).astype(np.uint16))
     lengths = np.load(tmp_path / "lengths.npy", mmap_mode="r")
@@ -306,7 +306,7 @@ def test_what_is_too_long_is_in_reports_and_metrics():
     assert [(len(batch), it.num_long) for batch in it] == [(2, 1), (2, 2), (2, 3)]
 
 
-def test_a_stream_refuses_what_is_too_long_and_leaves_out_a_batch_that_cannot_be_made():
+def test_a_stream_refuses_what_is_too_long():
     ds = MapDataset.source([np.zeros(n) for n in (1, 9, 2, 2, 1)]).to_iter_dataset(DIRECT)
     it = iter(ds.bucket_batch(len, [1, 2], batch_sizes=2))
     assert_stays(it, ValueError, "longer than the last boundary, 2")

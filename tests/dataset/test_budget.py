@@ -80,7 +80,7 @@ def test_lanes_have_the_threads_of_the_options_together():
         assert [*it] == [*range(160)]
 
 
-def test_readers_that_begin_later_have_threads_where_elements_wait():
+def test_readers_that_begin_later_have_threads():
     budget = Budget(64)
 
     def reader(fn, num_threads):
@@ -102,7 +102,7 @@ def test_readers_that_begin_later_have_threads_where_elements_wait():
     second.close()
 
 
-def test_threads_that_were_promised_stay_when_the_number_of_processes_changes():
+def test_promised_threads_stay_when_processes_change():
     for given, after in ((None, 48), (9, 3)):
         budget = Budget(given)
         budget.allow(48)
@@ -110,7 +110,7 @@ def test_threads_that_were_promised_stay_when_the_number_of_processes_changes():
         assert budget.max_threads == after
 
 
-def test_a_thread_that_waits_while_all_others_are_stuck_computes_itself():
+def test_a_thread_computes_itself_while_all_others_are_stuck():
     gate = Gate(1)
     with within(mixed([gate, lambda x: ~x], [1, 300]), max_threads=1) as it:
         num_before = len(list(iter(it.__next__, 0)))  # of the other component
@@ -147,7 +147,7 @@ class Live:
 
 
 @pytest.mark.parametrize("prefetches", [False, True])
-def test_memory_stays_within_the_budget_whatever_sizes_elements_have(prefetches):
+def test_memory_stays_within_the_budget_for_all_sizes(prefetches):
     live, num_bytes = Live(), 4_000_000
     ds = mixed(
         [live.of(size) for size in (1000, 10_000, 100_000, 1_000_000) * 5], [1000, 300, 30, 3] * 5
@@ -171,7 +171,7 @@ class Costly:
         return 1000
 
 
-def test_looking_at_sizes_takes_a_hundredth_of_the_time_of_elements():
+def test_measuring_sizes_takes_a_hundredth_of_the_time():
     sampling = Sampling()
     chosen = []
     for _ in range(20):
@@ -241,7 +241,7 @@ def test_a_rare_component_is_read_few_elements_ahead(way, starts):
         assert 2 <= num <= len(read) <= num + 9
 
 
-def test_a_component_that_is_drawn_more_often_than_expected_is_read_ahead():
+def test_a_component_drawn_more_often_is_read_ahead():
     """The other component has ended, so the consumer waits for this one each time."""
     lock, busy = threading.Lock(), [0]
 
@@ -259,7 +259,7 @@ def test_a_component_that_is_drawn_more_often_than_expected_is_read_ahead():
     assert max(busy) > 3
 
 
-def test_a_budget_is_divided_and_the_number_given_to_a_stage_holds():
+def test_a_budget_is_divided_but_for_numbers_given_to_stages():
     assert (Budget(5, 100, 2).max_threads, Budget(1, 10, 3).max_threads) == (2, 1)
     assert Budget(1, 100, 2).memory.max_bytes == 50
     with within(MapDataset.range(9).map(str).to_iter_dataset(ReadOptions(99, 100))) as it:

@@ -91,7 +91,7 @@ def test_grains_states_restore_and_those_that_are_refused():
     assert list(it) == [3]
 
 
-def test_elements_are_the_same_objects_or_copies_without_skipped_ones():
+def test_elements_are_the_same_objects_or_copies():
     ds = MapDataset.range(2).map(lambda i: {"x": np.full(2, i)}).to_iter_dataset(DIRECT)
     first, second, first_again, second_again = ds.cache().repeat(2)
     assert first is first_again and second is second_again
@@ -156,7 +156,7 @@ def test_states_of_iterators_that_left_out_other_elements():
         assert list(fresh) == []
 
 
-def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_and_texts():
+def test_the_first_error_is_that_of_the_first_element():
     early = MapDataset.range(9).map(lambda x: x if x != 4 else {}[x])
     opened = early.map(lambda x: open("/no/such/file") if x == 2 else x)  # noqa: SIM115, PTH123
     it = iter(opened.to_iter_dataset(DIRECT).cache())
@@ -183,7 +183,7 @@ def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_and
         assert_raises(NotImplementedError, None, iter(ds)._get_next_index)
 
 
-def test_nothing_repeated_states_at_and_behind_ends_and_iterators_of_users():
+def test_states_at_ends_and_iterators_of_users():
     it = iter(RepeatIterDataset(numbers(5).filter(lambda x: x > 9)))
     assert_stays(
         it,

@@ -42,7 +42,7 @@ def forget():
     _STORES.clear()
 
 
-def test_elements_are_computed_once_for_all_orders_epochs_and_programs(tmp_path):
+def test_elements_are_computed_once_for_all_orders_and_programs(tmp_path):
     expected = list(counted()[0])
     for expected_calls in (60, 0):
         ds, calls = counted()
@@ -82,7 +82,7 @@ def test_streams_are_computed_once_and_continue_anywhere(tmp_path):
 
 
 @pytest.mark.parametrize("size", [4, 256])
-def test_elements_that_were_skipped_stay_so_with_the_cache_and_without(tmp_path, monkeypatch, size):
+def test_skipped_elements_stay_so_with_the_cache_and_without(tmp_path, monkeypatch, size):
     monkeypatch.setattr(disk_cache_stream, "_MAX_ELEMENTS", size)
     healed = tmp_path / "healed"  # not in a closure, since the cache would be another one
 
@@ -180,7 +180,7 @@ def test_workers_fill_it_for_all(tmp_path):
     assert len(list(cached)) == 60 and len(calls) == num_here
 
 
-def test_another_function_or_source_is_another_cache_and_says_so(tmp_path, caplog):
+def test_another_function_or_source_is_another_cache(tmp_path, caplog):
     assert counted(1)[0].cache(tmp_path)[2]["image"][0, 0] == 2
     assert counted(3)[0].cache(tmp_path)[2]["image"][0, 0] == 6
     assert "begins another cache" in caplog.text
@@ -190,7 +190,7 @@ def test_another_function_or_source_is_another_cache_and_says_so(tmp_path, caplo
     assert other.cache(tmp_path)[0] == 1
 
 
-def test_other_files_or_other_interleaved_datasets_are_another_cache(tmp_path):
+def test_other_files_are_another_cache(tmp_path):
     for i in range(2):
         records = grain.MapDataset.source([{"x": i, "y": k} for k in range(3)])
         for format in ("parquet", "tfrecord"):
@@ -226,7 +226,7 @@ def test_other_files_or_other_interleaved_datasets_are_another_cache(tmp_path):
         ),
     ],
 )
-def test_random_steps_before_it_are_refused_unless_they_are_meant(tmp_path, make, text):
+def test_random_stages_upstream_are_refused_by_default(tmp_path, make, text):
     ds = make(grain.MapDataset.range(20))
     assert_raises(ValueError, f"{text}.*freeze=True", ds.cache, tmp_path)
     frozen = ds.cache(tmp_path, freeze=True)
@@ -237,7 +237,7 @@ def test_random_steps_before_it_are_refused_unless_they_are_meant(tmp_path, make
     )
 
 
-def test_max_bytes_bounds_it_and_caches_of_other_pipelines_go_first(tmp_path):
+def test_caches_of_other_pipelines_are_removed_first(tmp_path):
     def pictures(value, max_bytes=300_000):
         ds = grain.MapDataset.range(40).map(lambda i: np.full(10_000, value, np.uint8))
         return ds.cache(tmp_path, max_bytes=max_bytes)

@@ -69,7 +69,7 @@ def test_datasets_and_iterators_are_read_from_the_source_down():
     )
 
 
-def test_branches_lead_to_the_stage_below_them_and_what_is_shared_is_shown_once():
+def test_branches_and_shared_stages_are_shown_once():
     shared = RANGE.map(len)
     inner = ZipMapDataset([shared, shared.shuffle(seed=1)])
     assert repr(ZipMapDataset([inner, MapDataset.range(4)]).batch(2)) == lines(
@@ -155,7 +155,7 @@ class OwnText(BareMap):
         return f"OwnText({self._parents})"
 
 
-def test_what_users_define_never_makes_it_fail_and_nothing_is_run():
+def test_objects_of_users_never_make_it_fail():
     assert repr(Silent()) == "MapDataset:\n  Silent"
     assert repr(SilentStream(Silent())) == "IterDataset:\n  Silent\n  SilentStream"
     assert repr(SilentIterator()) == "DatasetIterator:\n  SilentIterator"
@@ -199,7 +199,7 @@ SOURCES = {
 }
 
 
-def test_states_and_checkpoints_have_the_complete_text_on_one_line():
+def test_checkpoints_have_the_complete_text_on_one_line():
     assert complete_repr(np.arange(2)) == "array([0, 1])"
     for text, ds in SOURCES.items():
         assert complete_repr(ds) == source_text(ds) == text

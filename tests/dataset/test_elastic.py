@@ -346,7 +346,7 @@ def test_endless_filters_and_missing_elements():
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_chains_of_rescalings_of_batches_filters_and_files_of_every_kind(data):
+def test_chains_of_rescalings(data):
     sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=7), "sizes")
     modulus = data.draw(st.integers(2, 4), "modulus")
     datasets = [
@@ -564,7 +564,7 @@ def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
     assert next(one) == 0
 
 
-def test_files_of_single_datasets_as_grain_writes_them_and_the_asynchronous_protocol(tmp_path):
+def test_files_of_single_datasets_as_grain_writes_them(tmp_path):
     async def load(it, directory):
         await (await it.load(directory))
 

@@ -127,7 +127,7 @@ def test_steps_of_both_kinds(convert):
     assert_raises(NotImplementedError, match, get_element_spec, ds.batch(4, batch_fn=list))
 
 
-def test_stages_without_a_spec_and_that_elements_look_as_they_should():
+def test_stages_without_a_spec():
     methods = {"__iter__": lambda self: pytest.fail("it is not read")}
     silent = type("Silent", (IterDataset,), methods)()
     tells = type("Tells", (IterDataset,), {**methods, "_element_spec": INT})()

@@ -81,7 +81,7 @@ its.append(
 # empty. The program keeps all modules that long.
 TORN_DOWN = """
 import ctypes, json
-sys.path[:0] = sys.argv[2:]
+sys.path.insert(0, sys.argv[2])
 from stage_table import STREAMS
 
 class Mine(gm.DatasetIterator):
@@ -132,7 +132,7 @@ PROGRAMS = {
     "hugging_face": HUGGING_FACE,
 }
 DEVELOPED = ("live", "stuck", "daemons")  # run with Python's own warnings, too
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 NAMES = [x if x != "hugging_face" else pytest.param(x, marks=pytest.mark.slow) for x in PROGRAMS]
@@ -143,5 +143,5 @@ def test_exit_is_silent(name, tmp_path, monkeypatch):
     if name in DEVELOPED:
         monkeypatch.setenv("PYTHONDEVMODE", "1")
     for _ in range(2 if name == "array_records" else 1):
-        arguments = tmp_path / "a", TESTS, TESTS / "laws"
+        arguments = tmp_path / "a", SUPPORT
         assert output(tmp_path, PRELUDE + PROGRAMS[name], *arguments) == []

@@ -319,7 +319,7 @@ def test_of_what_stages_check_themselves(ds, expected):
 
 
 @pytest.mark.parametrize("after", [alone, prefetched, prefetched_directly])
-def test_one_exception_raised_at_several_elements_names_the_last(after):
+def test_one_exception_of_several_elements_names_the_last(after):
     error = Boom("always the same")
     error.add_note("mine")
     it = iter(after(STREAM.map(raises(error))))

@@ -334,7 +334,7 @@ def test_a_damaged_record(records, blocks, size):
     assert [x for batch in it for x in batch] == RECORDS[10 // size * size :]
 
 
-def test_a_damaged_length_cannot_be_skipped_and_a_cut_off_record_is_the_last_one(records, blocks):
+def test_a_damaged_length_cannot_be_skipped(records, blocks):
     flip(records, TENTH)
     it = iter(TFRecordIterDataset(records))
     assert [next(it) for _ in range(10)] == RECORDS[:10]
@@ -353,7 +353,7 @@ def test_a_damaged_length_cannot_be_skipped_and_a_cut_off_record_is_the_last_one
         it.set_state(it.get_state())
 
 
-def test_states_of_a_longer_file_and_workers_that_share_its_row_groups(rows):
+def test_states_of_a_longer_file_and_shared_row_groups(rows):
     it = iter(ParquetIterDataset(rows))
     for wrong in (state(4, 0), state(0, 4), state(1, 1), state(3, 5), state(100, 0)):
         it.set_state(wrong)

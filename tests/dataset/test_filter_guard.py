@@ -67,7 +67,7 @@ def test_the_window_is_a_thousand_elements_sharp(place, mode, batch):
 
 
 @each_place
-def test_an_error_comes_at_its_element_and_reading_can_continue_or_skip_it(place):
+def test_an_error_comes_at_its_element_and_can_be_skipped(place):
     for mode in MODES:
         it = iter(pipeline(place, kept_at(5, *range(1000, 1010)), 1010, 0.9, mode))
         assert next(it) == 5

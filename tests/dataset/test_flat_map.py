@@ -154,7 +154,7 @@ def test_transforms_lengths_and_texts():
         ) == list(ds)
 
 
-def test_one_call_per_element_within_a_block_and_for_consecutive_accesses():
+def test_one_call_per_element_of_a_block():
     transform = Fan()
     ds = FlatMapMapDataset(MapDataset.range(8), transform)
     for access, calls in (
@@ -256,7 +256,7 @@ def test_what_is_read():
 
 
 @pytest.mark.parametrize(("error", "raised"), [(OSError, OSError), (StopIteration, RuntimeError)])
-def test_generators_that_fail_midway_deliver_nothing_of_their_element(error, raised):
+def test_generators_that_fail_midway_deliver_nothing(error, raised):
     def letters(x):
         yield (x, "a")
         if x == 2:

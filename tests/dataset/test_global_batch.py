@@ -284,7 +284,7 @@ def check_history(rng):
     ("check", "seed"),
     [*[(check_equal, i) for i in range(5)], *[(check_history, i) for i in range(10)]],
 )
-def test_batches_are_the_same_for_all_hosts_and_workers_and_in_all_histories(check, seed):
+def test_batches_are_the_same_in_all_histories(check, seed):
     check(random.Random(seed))
 
 
@@ -415,7 +415,7 @@ def test_hosts_are_not_asked_again_where_a_step_is_tried_again():
     it.set_state(it.get_state())  # where other hosts may begin, too
 
 
-def test_what_fails_once_is_tried_again_and_a_lane_that_is_shorter_than_its_length_is_an_error():
+def test_what_fails_once_is_tried_again():
     for every in (1, 2, 5):
         options = {
             "shard_options": ShardOptions(0, 2),
@@ -499,7 +499,7 @@ def test_arguments():
         assert agree_torch(3) == agree_torch(3, largest=True) == 3
 
 
-def test_hosts_agree_where_those_before_them_would_have_and_lengths():
+def test_hosts_agree_where_those_before_would_have():
     ds = MapDataset.range(40).to_iter_dataset(DIRECT).filter(bool)  # 9 steps
     before, after = [Hosts(ds, 1, 4, count, every=4) for count in (4, 2)]
     before.take(2)
@@ -589,7 +589,7 @@ def test_processes_compute_lanes():
             assert repr(next(it)) == alone[3]
 
 
-def test_a_record_that_kills_a_worker_is_named_and_left_out_with_its_step():
+def test_a_record_that_kills_a_worker_is_named_and_skipped():
     ds = (
         MapDataset.range(24)
         .map(lambda x: os.kill(os.getpid(), 9) if x == 9 else x)

@@ -279,7 +279,7 @@ class TestStates:
         assert list(it) == rest
 
     @each_way
-    def test_the_state_before_the_beginning_and_restoring_read_nothing(self, way):
+    def test_the_first_state_and_restoring_read_nothing(self, way):
         log = Log()
         ds = interleave(files([3, 3, 3, 3], log), 2, **way)
         it = iter(ds)
@@ -328,7 +328,7 @@ class TestOptions:
             assert next(iter(WithOptionsIterDataset(ds, quiet))) is not None
 
     @each_way
-    def test_those_of_a_dataset_hold_where_those_downstream_say_nothing(self, way, caplog):
+    def test_those_of_a_dataset_hold_by_default(self, way, caplog):
         quiet = {"filter_warn_threshold_ratio": None}
         strict = {"filter_raise_threshold_ratio": 0.95}
         ds = interleave(

@@ -52,7 +52,7 @@ def test_wrong_arguments_and_no_random_access():
     assert isinstance(iter(MapDataset.range(3)), DatasetIterator)
 
 
-def test_states_of_the_specification_batches_of_their_own_and_texts():
+def test_states_of_the_specification_and_texts():
     def indices(ds):
         it = iter(ds)
         return [
@@ -91,7 +91,7 @@ TEXTS = [
 ]
 
 
-def test_where_none_is_an_element_only_the_failed_one_is_skipped():
+def test_where_none_is_an_element():
     for num_threads in (0, 2):
         healthy = set()
         ds = MapDataset.range(5).map(
@@ -109,7 +109,7 @@ def test_where_none_is_an_element_only_the_failed_one_is_skipped():
     ("where", "num_threads"),
     [("source", 0), ("source", 2), ("map", 2), ("filter", 0), ("filters", 2)],
 )
-def test_of_what_a_filter_rejects_only_the_element_that_failed_is_skipped(where, num_threads):
+def test_only_the_element_that_failed_in_a_filter_is_skipped(where, num_threads):
     for failing in range(10):
         broken = {failing}
 
@@ -172,7 +172,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_they_act_before_and_after_and_the_one_nearest_the_output_wins_field_by_field(stage):
+def test_options_nearest_the_output_win_field_by_field(stage):
     run, inner = STAGES[stage], DatasetOptions(filter_raise_threshold_ratio=0.5, min_shm_size=5)
     for ds in (
         run(rare(with_options(NUMBERS, STRICT))),
@@ -200,7 +200,7 @@ def test_they_act_before_and_after_and_the_one_nearest_the_output_wins_field_by_
     assert len(list(run(rare(join(branches[::-1]))))) > 0
 
 
-def test_options_of_an_interleaved_dataset_stay_in_it_and_others_reach_the_whole_pipeline():
+def test_options_of_an_interleaved_dataset_stay_in_it():
     ds = InterleaveIterDataset([with_options(NUMBERS, STRICT), NUMBERS], cycle_length=2)
     for stage in STAGES.values():
         assert iter(stage(ds))._ctx.options == DatasetOptions()

@@ -120,7 +120,7 @@ def test_factories_belong_to_the_class():
     assert list(Combined.range(3)) == [0, 1, 2]
 
 
-def test_range_and_lengths_beyond_the_largest_which_are_the_largest():
+def test_range_and_lengths_beyond_the_largest():
     for args in [
         (3,),
         (0,),
@@ -251,7 +251,7 @@ def test_slices_are_those_of_lists_or_by_indices():
 
 
 @pytest.mark.filterwarnings("ignore:.*takes every n-th element")
-def test_repeat_batch_filter_and_that_a_pipeline_starts_anywhere():
+def test_repeat_batch_filter_and_starts_anywhere():
     assert list(MapDataset.range(2).repeat(np.int64(2))) == [0, 1, 0, 1]
     assert [b.tolist() for b in MapDataset.range(5).batch(np.int8(2), drop_remainder=True)] == [
         [0, 1],
@@ -396,7 +396,7 @@ SOURCES = [
 ]
 
 
-def test_sources_of_any_kind_of_which_a_batch_is_one_vectored_read():
+def test_a_batch_is_one_vectored_read_of_any_source():
     for source, records in SOURCES:
         ds, n = MapDataset.source(source), len(records)
         assert (
@@ -498,7 +498,7 @@ SEEDS = [
 ]
 
 
-def test_the_default_seed_is_the_seed_and_missing_ones_say_what_to_do():
+def test_the_default_seed_and_missing_ones():
     for ds, number, entropy in SEEDS:
         assert ds._default_seed == derived(*entropy)
         assert number in (None, ds._default_seed)

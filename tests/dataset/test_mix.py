@@ -166,7 +166,7 @@ def test_wrong_arguments(call, arguments, error, match):
         assert_raises(error, match, call, wrong)
 
 
-def test_texts_seeds_mixtures_and_concatenations_of_one_dataset_and_of_empty_and_endless_ones():
+def test_texts_seeds_and_mixtures_of_one_empty_or_endless():
     ds = MapDataset.mix([MapDataset.range(5), MapDataset.range(5)], [0.7, 0.3])
     assert str(ds) == "MixedMapDataset[2 parents]"
     text = "SelectionWithProportionsMap(proportions=(233, 100), length=7)"
@@ -263,7 +263,7 @@ def test_the_component_that_fails_is_named_once(make):
         assert list(it) == groups[position // size + 1 :]
 
 
-def test_nested_mixtures_name_every_level_and_a_stream_ends_with_the_component_whose_turn_it_is():
+def test_nested_mixtures_name_every_level():
     inner = MapDataset.mix([THREE, THREE, THREE.map(Failing(0))])
     with pytest.raises(Boom) as caught:
         MapDataset.concatenate([MapDataset.range(2), inner])[4]
@@ -296,7 +296,7 @@ def test_nested_mixtures_name_every_level_and_a_stream_ends_with_the_component_w
     assert it.get_state() == {"parents": [{"next_index": 2}], "index": 3, "stop": True}
 
 
-def test_iterators_of_users_and_the_error_of_a_block_which_is_the_first_in_order():
+def test_the_error_of_a_block_is_the_first_in_order():
     ds = mixture(Plain(3), numbers(5, start=10))
     assert (
         list(ds)

@@ -101,13 +101,13 @@ def check_schedule(seed, n):
         assert [single[far + i] for i in range(30)] == [*zip(*selection.run(far, 30), strict=True)]
 
 
-def test_every_prefix_of_a_schedule_is_within_one_of_the_integral():
+def test_prefixes_of_a_schedule_are_within_one_of_the_integral():
     for i in range(80):
         check_schedule(SEED + i, 140)
 
 
 @pytest.mark.slow
-def test_every_prefix_of_many_schedules_is_within_one_of_the_integral():
+def test_prefixes_of_many_schedules():
     for i in range(100_000 if os.environ.get("GRISTMILL_TEST_LONG") else 300):
         check_schedule(SEED + 1000 + i, 120)
 
@@ -181,7 +181,7 @@ def mixture(weights, num=60, **options):
         ),
     ],
 )
-def test_by_length_the_component_that_is_furthest_behind_is_next(weights):
+def test_by_length_the_component_furthest_behind_is_next(weights):
     it = iter(mixture(weights, num=400, by=num_tokens))
     names = weights.names if isinstance(weights, Schedule) else [*weights]
     steps = (
@@ -383,7 +383,7 @@ def test_a_changed_mixture_in_worker_processes(is_before):
     }
 
 
-def test_new_weights_act_from_the_next_element_drawn_and_counts_are_exact():
+def test_new_weights_act_from_the_next_element_drawn():
     it = iter(mixture({"a": 1, "b": 1}).window_shuffle(8, seed=2))
     names = ["abcd"[next(it)["x"][0] // 1000 - 1] for _ in range(11)]
     state = it.get_state()
@@ -446,7 +446,7 @@ def is_kept(element):
 
 
 @pytest.mark.parametrize("step", DROPPING)
-def test_what_a_step_holds_of_others_than_the_dropped_one_comes_once(step):
+def test_held_elements_of_other_components_come_once(step):
     """At every output, then saved and restored again on the way; also when another one is dropped
     meanwhile.
     """

@@ -67,7 +67,7 @@ def check_proportions(elements, weights, most):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_lane_has_the_proportions_of_the_whole_and_each_record_is_in_one(seed):
+def test_every_lane_has_the_proportions_of_the_whole(seed):
     rng = random.Random(seed)
     num, num_lanes = rng.randint(2, 4), rng.randint(2, 9)
     weights = [rng.randint(1, 7) for _ in range(num)]
@@ -94,7 +94,7 @@ def test_every_lane_has_the_proportions_of_the_whole_and_each_record_is_in_one(s
         assert len(lane) >= num_certain
 
 
-def test_batches_workers_and_hosts_have_the_proportions_of_the_whole():
+def test_batches_and_workers_have_the_proportions_of_the_whole():
     ds = MapDataset.mix(
         {name: part.repeat() for name, part in components(random, [50, 60]).items()}
     ).to_iter_dataset()
@@ -120,7 +120,7 @@ def test_batches_workers_and_hosts_have_the_proportions_of_the_whole():
         assert all([x // 1000 for x in batch] == [0, 1, 0, 1] for batch in islice(it, 100))
 
 
-def test_a_function_gets_the_number_in_the_whole_stream_and_random_numbers_of_its_own():
+def test_a_function_gets_the_number_in_the_whole_stream():
     ds = MapDataset.mix([MapDataset.range(40), MapDataset.range(40)]).seed(1)
     numbered = ds.map_with_index(lambda i, x: i).to_iter_dataset()
     assert [*in_lanes(4)(numbered)] == [*range(80)]
@@ -160,7 +160,7 @@ def test_positions_of_a_schedule_are_those_of_the_whole_stream(num_lanes, by):
     )
 
 
-def test_states_of_shares_that_are_every_nth_element_are_refused_and_the_other_way_round():
+def test_states_of_other_kinds_of_shares_are_refused():
     ds = MapDataset.mix([MapDataset.range(40), MapDataset.range(40)], [2, 1]).to_iter_dataset()
     lanes, workers = in_lanes(3)(ds), LocalWorkersIterDataset(ds, 3)
     it, expected = iter(lanes), [*lanes]
@@ -186,7 +186,7 @@ def test_states_of_shares_that_are_every_nth_element_are_refused_and_the_other_w
     assert_raises(StateMismatchError, "every 3-th element", batches.set_state, state)
 
 
-def test_where_the_stream_is_that_of_grain_a_warning_says_which_proportions_shares_get():
+def test_a_warning_says_which_proportions_shares_get():
     half = MapDataset.mix(
         {name: part.repeat() for name, part in components(random, [50, 60]).items()}
     )

@@ -182,7 +182,7 @@ class TestElements:
                 batches.append(next(it))
         assert np.concatenate(batches).tolist() == [*range(20_000)]
 
-    def test_the_init_function_is_called_once_in_each_process_before_the_pipeline(self, patient):
+    def test_the_init_function_is_called_once_in_each_process(self, patient):
         def init(index, count):
             os.environ["CALLS"] = (
                 os.environ.get("CALLS", "") + f"{os.environ['GIVEN']}: {index} of {count}."
@@ -223,9 +223,7 @@ class TestStates:
         # of which 0.24 MB are in use for each of at most 7 elements; 40 new starts would add 40
         assert max(used) < 12 * 2**20
 
-    def test_nothing_starts_before_the_first_element_but_with_start_prefetch(
-        self, tmp_path, started
-    ):
+    def test_nothing_starts_before_the_first_element(self, tmp_path, started):
         def init(index, count):
             (tmp_path / str(index)).touch()
 
@@ -321,7 +319,7 @@ class TestErrors:
         assert [next(it) for _ in range(3)] == [0, 1, 2]
         fails(it, RuntimeError, match=r"Worker process 0 of 1 .* exited with code 0", times=2)
 
-    def test_of_users_name_the_way_to_make_settings_of_the_program_in_workers(self):
+    def test_errors_name_the_way_to_settings_in_workers(self):
         def parsed(x):
             return [len(field) for field in next(csv.reader(["x" * 200_000 * x]))]
 
@@ -460,7 +458,7 @@ class TestProcesses:
         first = list(ds)
         assert [num for num, _ in first] == [1, 2, 3] and list(ds) == first
 
-    def test_what_has_ended_can_start_others_and_what_was_closed_none(self, ds):
+    def test_an_ended_one_can_start_others_and_a_closed_one_none(self, ds):
         ended, closed = iter(ds), iter(ds)
         of_ended = self.pids(ended)
         assert next(ended, "end") == "end" and len(self.pids(islice(closed, 2))) == 2
@@ -470,7 +468,7 @@ class TestProcesses:
         ended.set_state(iter(ds).get_state())
         assert not self.pids(ended) & of_ended
 
-    def test_one_that_is_closed_while_its_workers_are_acquired_leaves_none(self):
+    def test_closed_while_its_workers_are_acquired(self):
         class Closes:
             it = None
 
@@ -485,7 +483,7 @@ class TestProcesses:
         fails(it, ValueError, match="is closed")
         assert not [worker for worker in it._gm_engine.worker_processes() if worker.is_alive()]
 
-    def test_a_stuck_worker_is_replaced_when_its_element_is_no_longer_needed(self, tmp_path):
+    def test_a_stuck_worker_is_replaced(self, tmp_path):
         pid_file = tmp_path / "pid"
 
         def stuck_once(x):

@@ -121,7 +121,7 @@ def test_a_name_with_a_hint_is_no_attribute(ds, name):
     assert hasattr(type(ds), name) == hasattr(type(type(ds)), name)  # true for a factory
 
 
-def test_a_stream_is_no_source_for_the_protocols_of_other_libraries():
+def test_a_stream_is_no_source_for_other_libraries():
     @runtime_checkable
     class RandomAccess(Protocol):
         def __len__(self): ...
@@ -143,7 +143,7 @@ class Wrapping(MapDataset, Delegating):
     __len__, __getitem__ = (lambda self: 1), (lambda self, index: index)
 
 
-def test_the_attributes_and_errors_of_users_classes_are_their_own():
+def test_attributes_and_errors_of_users_classes_are_their_own():
     assert Wrapping().of_another_base == "of_another_base"
     assert_raises(AttributeError, "no take here", getattr, Wrapping(), "take")
     own = type("Own", (Own,), {"unbatch": property(lambda self: {}.none)})()

@@ -151,7 +151,7 @@ def test_where_it_is_and_jumping(name):
     assert list(it) == expected[start:]
 
 
-def test_nothing_is_computed_and_a_failed_element_is_left_behind():
+def test_a_jump_computes_nothing_and_leaves_failures_behind():
     def fail(*args):
         raise AssertionError
 

@@ -64,7 +64,7 @@ class TestThreadsAndBlocks:
         ("num", "num_threads", "num_cpus", "at_once", "in_the_end"),
         [(100, 4, 16, 4, 4), (100, 5, 2, 2, 5), (3, 16, 16, 3, 3)],
     )
-    def test_slow_storage_is_asked_by_a_thread_for_each_cpu_and_more_when_the_consumer_waits(
+    def test_slow_storage_gets_more_threads_when_the_consumer_waits(
         self, num, num_threads, num_cpus, at_once, in_the_end, starts, monkeypatch
     ):
         monkeypatch.setattr(budget, "_NUM_CPUS", num_cpus)
@@ -87,9 +87,7 @@ class TestThreadsAndBlocks:
         it.start_prefetch()
         assert next(it, "end") == "end"
 
-    def test_threads_beyond_the_cpus_come_when_two_elements_in_a_row_are_slow(
-        self, clock, monkeypatch
-    ):
+    def test_more_threads_come_when_two_elements_are_slow(self, clock, monkeypatch):
         monkeypatch.setattr(budget, "_NUM_CPUS", 1)
 
         def slow(keys):
@@ -106,7 +104,7 @@ class TestThreadsAndBlocks:
         assert list(it) == list(range(100))
 
     @pytest.mark.parametrize(("num", "seconds", "num_cpus"), [(200, 0.01, 1), (5000, 0.0, 2)])
-    def test_what_is_computed_or_quick_gets_no_more_threads_than_cpus(
+    def test_quick_elements_get_no_more_threads_than_cpus(
         self, clock, monkeypatch, num, seconds, num_cpus
     ):
         monkeypatch.setattr(budget, "_NUM_CPUS", num_cpus)
@@ -128,7 +126,7 @@ class TestThreadsAndBlocks:
         # not one thread: an error, not a wait
         fails(stream(Watched(100)), RuntimeError, match="can't start new thread")
 
-    def test_blocks_grow_up_to_half_the_buffer_while_the_source_is_quick(self, clock):
+    def test_blocks_grow_while_the_source_is_quick(self, clock):
         source = Watched(300)
         assert list(stream(source, 1, 64)) == list(range(300))
         assert source.sizes[:5] == [1, 2, 4, 8, 16]
@@ -165,9 +163,7 @@ class TestThreadsAndBlocks:
 
 
 class TestErrorsStatesAndEnds:
-    def test_states_read_nothing_set_state_discards_what_was_read_and_threads_end_with_an_error(
-        self,
-    ):
+    def test_states_read_nothing_and_set_state_discards(self):
         source = Watched(100)
         iter(
             MapDataset.source(source).map(str).shuffle(seed=1).to_iter_dataset().batch(10)
@@ -271,7 +267,7 @@ def test_slow_elements_do_not_wait_for_each_other(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_elements_that_are_taken_while_others_are_appended_come_once():
+def test_elements_taken_during_an_append_come_once():
     expected = [*range(1000)]
     for _ in range(200):
         block, taken = _Block(0, len(expected), 0.0, 0), []

@@ -268,7 +268,7 @@ def test_another_split_is_another_pipeline():
             check_description(saved, own)
 
 
-def test_a_warning_where_a_slice_of_shuffled_elements_would_leak():
+def test_a_warning_where_a_slice_would_leak():
     ds = _range(20)
     shuffled = ds.shuffle(seed=1)
     for leaking in (

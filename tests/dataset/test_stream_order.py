@@ -45,7 +45,7 @@ def in_processes(ds, num_workers):
     return ds.mp_prefetch(MultiprocessingOptions(num_workers, executor="processes"), order="stream")
 
 
-def test_totals_of_faults_continue_in_the_next_dataset_of_a_slot():
+def test_totals_of_faults_continue_in_the_next_dataset():
     members = [
         MapDataset.range(10 * i, 10 * i + 10)
         .map(failing(9, int))
@@ -103,7 +103,7 @@ def fatal():
     return lambda x: os.kill(os.getpid(), signal.SIGKILL) if x == 13 else x
 
 
-def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
+def test_a_worker_that_is_killed_loses_nothing():
     ds = MapDataset.range(40).map(fatal()).to_iter_dataset(DIRECT).batch(3).map(list)
     it = iter(in_processes(ds, 2).flat_map(list))
     assert [next(it) for _ in range(12)] == [*range(12)]
@@ -175,7 +175,7 @@ def test_errors_name_the_step_and_the_element():
     assert_raises(ValueError, r"an element is None.*filter.*order='workers'", next, it)
 
 
-def test_a_filter_that_drops_too_much_is_reported_at_the_same_element():
+def test_a_filter_that_drops_too_much_is_reported():
     options = DatasetOptions(filter_raise_threshold_ratio=0.7)
     for ds in (
         MapDataset.range(4000)
@@ -198,7 +198,7 @@ def test_a_filter_that_drops_too_much_is_reported_at_the_same_element():
         assert found[0] == found[1]
 
 
-def test_states_of_another_batch_size_and_states_that_do_not_fit():
+def test_states_that_do_not_fit():
     ds = (
         MapDataset.range(30).to_iter_dataset().map_with_index(lambda i, x: (i, x)).map(str).batch(4)
     )

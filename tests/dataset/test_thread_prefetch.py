@@ -56,7 +56,7 @@ class TestElementsAndStates:
         assert list(it) == list(range(1000, 2000))
         assert set(source.sizes[num + 6 :]) == {1}
 
-    def test_states_compute_nothing_and_do_not_wait_and_set_state_waits_for_the_thread(self):
+    def test_states_compute_nothing_and_set_state_waits(self):
         gate = Gate(is_open=True)
         # which is used by one thread at a time
         it = ahead(computing_ahead.ClosingDataset(numbers(20), gate))
@@ -189,7 +189,7 @@ class TestClose:
         it.close()
         assert len(ds.closed) == 1
 
-    def test_before_the_start_while_the_buffer_is_full_and_at_the_end(self):
+    def test_closing_at_the_start_with_a_full_buffer_and_at_the_end(self):
         for num, size in ((0, 1), (0, 9), (1, 1), (1, 2), (1, 9), (100, 1), (100, 2)):
             gate = Gate(is_open=True)
             ds = computing_ahead.ClosingDataset(numbers(100), gate)
@@ -358,7 +358,7 @@ class TestErrorsOfSeveral:
         assert list(it) == [5, 6, 7, 8]
 
 
-def test_set_state_of_several_does_not_wait_for_threads_in_user_code():
+def test_set_state_of_several_waits_for_no_user_code():
     gate = Gate(2, 3)
     it = iter(multithread_prefetch(numbers(20, fn=gate), 2, 2))
     state = it.get_state()

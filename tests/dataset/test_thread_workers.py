@@ -209,7 +209,7 @@ class TestCopies:
         )
         assert list(ds) == [(x, x % 2) for x in range(6)] and not kept
 
-    def test_a_thread_that_replaces_another_one_has_a_copy_of_its_own(self):
+    def test_a_thread_that_replaces_another_has_its_own_copy(self):
         it = iter(numbers(8, after(sys.exit, at=4)).mp_prefetch(threads(1)))
         assert [next(it) for _ in range(4)] == [0, 1, 2, 3]
         assert_raises(RuntimeError, "has raised SystemExit", next, it)
@@ -217,7 +217,7 @@ class TestCopies:
         assert list(it) == [4, 5, 6, 7]
 
     @pytest.mark.parametrize("order", ["workers", "stream"])
-    def test_what_cannot_be_pickled_stays_shared_function_by_function(self, order):
+    def test_what_cannot_be_pickled_stays_shared(self, order):
         lock, seen = threading.Lock(), []
 
         def see(x):
@@ -312,7 +312,7 @@ def test_nothing_is_finished_before_the_first_take():
 
 
 class TestThreads:
-    def test_share_sources_and_functions_of_modules_with_the_program(self):
+    def test_share_sources_and_module_functions_with_the_program(self):
         given = [threading.Lock() for _ in range(5)]
         ds = MapDataset.source(given).to_iter_dataset(DIRECT)
         found = list(ds.mp_prefetch(threads(), note_start))
@@ -349,7 +349,7 @@ class TestThreads:
             del it
         wait_for_the_end()
 
-    def test_that_are_stuck_hold_up_neither_a_restart_nor_the_end_nor_a_consumer(self):
+    def test_stuck_ones_hold_up_neither_a_restart_nor_the_end(self):
         stuck, goes_on = threading.Event(), threading.Event()
 
         def wait_once(x):
@@ -375,7 +375,7 @@ class TestThreads:
         goes_on.set()
         wait_for_the_end()
 
-    def test_errors_name_worker_and_element_and_have_their_traceback(self):
+    def test_errors_name_worker_and_element(self):
         lock = threading.Lock()
 
         def fail(x):
@@ -423,9 +423,7 @@ class TestThreads:
         assert [node.place for node in nodes] == ["consumer", *["workers"] * 5]
         assert view.snapshot().workers[0].num_workers == 2
 
-    def test_a_program_ends_in_silence_with_threads_in_functions_and_continues_after_a_fork(
-        self, tmp_path
-    ):
+    def test_a_program_ends_in_silence_and_continues_after_a_fork(self, tmp_path):
         program = """
             import os, threading, warnings
             import gristmill as gm

@@ -46,7 +46,7 @@ HOOKS = {
 }  # ours to read, a user's to replace
 
 
-def test_the_library_has_few_names_of_its_own_in_classes_of_users():
+def test_the_library_has_few_names_in_classes_of_users():
     assert len(NAMES) >= 150
     for base in (MapDataset, IterDataset, DatasetIterator):
         names = {

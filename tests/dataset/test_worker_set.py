@@ -38,7 +38,7 @@ def processes(it):
     return found + sum(map(processes, running_upstream(it)), Counter())
 
 
-def test_there_is_one_set_of_processes_for_all_and_a_second_epoch_has_the_same(patient):
+def test_one_set_of_processes_for_all_components_and_epochs(patient):
     numbers = MapDataset.range(90).map(str).to_iter_dataset()
     own = numbers.mp_prefetch(
         MultiprocessingOptions(2, executor="processes"), lambda i, n: os.environ.update(A="1")
@@ -72,7 +72,7 @@ def test_there_is_one_set_of_processes_for_all_and_a_second_epoch_has_the_same(p
 
 
 @pytest.mark.parametrize("stuck", [3, 1000])
-def test_no_component_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, stuck):
+def test_no_component_waits_for_another_one(tmp_path, stuck):
     os.mkfifo(tmp_path / "pipe")
 
     def note(x):
@@ -93,7 +93,7 @@ def test_no_component_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_pa
     it.close()
 
 
-def test_a_record_that_kills_is_reported_by_its_own_component_alone():
+def test_a_record_that_kills_is_reported_by_its_component():
     def taken(fail, workers, error, match):
         parts = [
             MapDataset.range(1000, 4000),

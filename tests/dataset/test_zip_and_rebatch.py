@@ -79,7 +79,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("lengths", "message"), ENDS)
-def test_a_strict_zip_of_other_lengths_fails_behind_its_last_row_and_stays_there(lengths, message):
+def test_a_strict_zip_of_other_lengths_fails_at_its_end(lengths, message):
     """A batch that reaches into the error fails as a whole; those before it do not."""
     ds, rows = ZipIterDataset([numbers(n) for n in lengths]), min(lengths)
     for size in (1, 2, 5):
@@ -100,7 +100,7 @@ def test_a_strict_zip_of_other_lengths_fails_behind_its_last_row_and_stays_there
 
 
 @pytest.mark.parametrize("block", [1, 3, 50])
-def test_without_strict_the_parents_before_the_first_that_ends_are_one_further(block):
+def test_without_strict_some_parents_are_one_further(block):
     # looks at 9 to see that it has ended
     dropping = MapDataset.range(9).filter(lambda x: x < 4).to_iter_dataset()
     it = iter(ZipIterDataset([numbers(9), dropping, numbers(3), numbers(7)], strict=False))
@@ -173,7 +173,7 @@ def test_views_dtypes_and_structures():
     assert second[0].tolist() == [3, 0, 1] and second[1] is None
 
 
-def test_large_joined_batches_are_not_overwritten_and_the_batch_that_is_cut_is_read_once():
+def test_large_joined_batches_are_not_overwritten():
     rows = 1 << 16
     ds = batches(*[np.full((rows, 4), i) for i in range(12)]).rebatch(rows + rows // 2)
     kept = list(ds)
@@ -258,9 +258,7 @@ MESSAGE = "must have the same structure"
         ({"a": np.arange(2), "b": "ab"}, TypeError, r"leaf \['b'\] is 'ab'"),
     ],
 )
-def test_elements_that_are_no_batches_are_errors_that_say_why_and_can_be_skipped(
-    bad, error, message
-):
+def test_elements_that_are_no_batches_are_errors(bad, error, message):
     it = iter(RebatchIterDataset(batches(GOOD, bad, GOOD), 2))
     next(it)
     assert_stays(it, error, message)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from refusing import assert_raises
+from state_damage import HOSTILE, damaged, is_harmless, part, places
 
 import gristmill
 from gristmill.checkpoint import CheckpointHandler
@@ -25,11 +26,8 @@ from gristmill.diagnostics.cli.position import position_lines
 from gristmill.diagnostics.cli.target import load_pipeline
 from gristmill.diagnostics.cli.tune import Sweep
 
-sys.path.append(str(Path(__file__).parents[1] / "checkpoint"))
-
-from state_damage import HOSTILE, damaged, is_harmless, part, places
-
 GOLDEN = Path(__file__).parents[1] / "checkpoint" / "golden"
+SUPPORT = Path(__file__).parents[1] / "support"
 PIPELINES = """
 import numpy as np
 import gristmill as grain
@@ -684,7 +682,7 @@ def test_what_is_damaged_has_words_and_what_is_hostile_does_not_reach_the_termin
 def start(*args, stdout=subprocess.PIPE):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     # streams that show less
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
+    environment |= {"PYTHONPATH": str(SUPPORT), "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "gristmill", *args]
     return subprocess.Popen(
         command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment

@@ -9,10 +9,10 @@ import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from loaders import AS_RECORDS, DRAW, TO_TUPLE, Kept, make
 from refusing import assert_raises
 from tfrecords import framed
 from users_datasets import BareIterator, BareStream, Plain
@@ -35,10 +35,6 @@ from gristmill.diagnostics.provenance import Record
 from gristmill.loader import DataLoaderIterator
 from gristmill.sources import JsonlSource, RangeDataSource
 from gristmill.transforms import Batch
-
-sys.path.append(str(Path(__file__).parents[1] / "loader"))
-
-from loaders import AS_RECORDS, DRAW, TO_TUPLE, Kept, make
 
 
 def keys(told):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PYTHONPATH = os.pathsep.join(
-    filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    filter(None, [str(HERE), str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")])
 )
 PATIENCE_SECONDS = 60.0
 GONE_SECONDS = 6.0  # for what must be gone after two seconds; a noisy machine gets some more

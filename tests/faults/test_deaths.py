@@ -158,7 +158,7 @@ def check_kill(situation, workers, api, number):
 """
 
 
-def test_deaths_by_oneself_by_a_record_by_accident_and_from_outside(tmp_path):
+def test_deaths_of_each_kind(tmp_path):
     records = [
         "check_records('source', 400, [7, 399], 2)",
         "check_records('lanes', 60, [7, 8, 40], 2)",

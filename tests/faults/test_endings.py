@@ -69,7 +69,7 @@ def within(name, *choices):
     return making(*choices) + WITHIN[name]
 
 
-def test_endings_within_a_program_and_interrupts_after_which_it_continues(tmp_path):
+def test_endings_and_interrupts_within_a_program(tmp_path):
     parts = [
         within(name, 2, "full", "dataset")
         for name in ("break", "cycle", "close_twice", "exception")

@@ -2,14 +2,11 @@
 lost, repeated or left.
 """
 
-from pathlib import Path
-
 import pytest
 from fault_harness import check_silent, run, run_all
 from new_seed import SEED
 
-TOOLS = f"""
-sys.path.append({str(Path(__file__).parents[1])!r})
+TOOLS = """
 from interrupting import interrupted
 
 FILES = ("workers/process.py", "workers/handle.py", "workers/pool.py", "workers/registry.py")

@@ -129,7 +129,7 @@ def test_interactive_without_terminal(tmp_path):
     assert set(outcome.err.split()) <= {">>>", "..."}, outcome.err
 
 
-def test_an_interrupt_of_all_processes_after_which_the_program_continues(tmp_path):
+def test_the_program_continues_after_an_interrupt_of_all(tmp_path):
     """As a terminal sends it to an interactive session."""
     script = """
     ds, work = pipeline("dataset", 2, "busy")
@@ -226,7 +226,7 @@ assert seen == list(range(len(seen))), seen
 """
 
 
-def test_states_and_flags_of_the_program_and_threads_that_start_workers(tmp_path):
+def test_states_and_flags_of_the_program_and_threads(tmp_path):
     tools = f"watch = Watch()\n{STATES_AND_FLAGS}it.close()\nwatch.check()\n"
     check_parts(tmp_path, SEVERAL_THREADS, tools=tools)
 
@@ -242,9 +242,7 @@ def test_signal_handling_of_the_program(tmp_path):
     check_silent(run(tmp_path, blocked))
 
 
-def test_a_deleted_directory_a_closed_input_and_a_thread_that_iterates_when_the_program_ends(
-    tmp_path,
-):
+def test_a_deleted_directory_a_closed_input_and_a_late_thread(tmp_path):
     script = """
     os.mkdir("gone")
     os.chdir("gone")

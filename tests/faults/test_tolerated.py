@@ -72,7 +72,7 @@ if __name__ == "__main__":
 
 def check_restarts(folder, kind):
     chance = random.Random(kind)
-    for _ in range(8):
+    for _ in range(5):
         num_steps = chance.randrange(2, 10 if kind == "packed" else 40)
         outcome = start(folder, PROGRAM, kind, num_steps).signal_when_ready(
             signal.SIGKILL, group=True

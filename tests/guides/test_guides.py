@@ -83,7 +83,7 @@ def _files(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_code_is_run_and_not_cut_and_what_a_page_refers_to_is_there(page):
+def test_code_is_run_and_references_of_a_page_exist(page):
     text, blocks = page.read_text(), list(blocks_of(page))
     for block in blocks:
         assert page.parent == ROOT or block.runs or block.reason or block.language in NOT_CODE, (
@@ -178,9 +178,7 @@ KEEP = {
 
 @pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
 @pytest.mark.parametrize("num_hosts", [1, 2, 3, 5])
-def test_an_evaluation_of_many_hosts_sees_every_record_once_in_equally_many_batches(
-    keep, num_hosts
-):
+def test_an_evaluation_of_many_hosts_sees_every_record_once(keep, num_hosts):
     pad_to_multiple = functions_of_the_page()["pad_to_multiple"]
     for length, batch_size in itertools.product((6, 7, 13, 24), (1, 2, 4)):
         test_set = (

@@ -157,7 +157,7 @@ def test_kinds_of_the_public_classes():
         assert_raises(TypeError, "abstract", cls)
 
 
-def test_given_seeds_a_method_with_an_older_name_and_those_that_need_an_index():
+def test_seeds_older_names_and_those_that_need_an_index():
     seeded = grain.MapDataset.range(6).seed(77)
     # given ones come before derived ones
     assert [*seeded.shuffle(seed=3)] == [*grain.MapDataset.range(6).shuffle(seed=3)]
@@ -217,7 +217,7 @@ def public(names: object) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def test_every_method_is_in_the_column_of_its_class_and_takes_a_seed_or_not():
+def test_every_method_is_in_the_column_of_its_class():
     factories = names_in("Method | `MapDataset` | `IterDataset` | Number of elements | State")
     for column, cls in enumerate(CLASSES):
         assert {method for method, row in TABLE.items() if row[column] == "yes"} == public(dir(cls))

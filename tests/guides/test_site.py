@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 import sphinx.util.inventory as inventories
+from public_names import ALIASES
 
 import gristmill
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
-from public_names import ALIASES
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -89,9 +87,7 @@ def broken_links(pages):
 
 
 @pytest.mark.timeout(450)
-def test_no_link_is_broken_notebooks_are_offered_and_pictures_have_descriptions(
-    site, pages, tmp_path
-):
+def test_no_link_is_broken_and_pictures_have_descriptions(site, pages, tmp_path):
     notebooks = {path.stem for path in (site / "notebooks").glob("*.ipynb")}
     offered = {
         Path(reference).stem

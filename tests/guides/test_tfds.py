@@ -78,7 +78,7 @@ def numbers(batches):
     return [number for batch in batches for number in batch["number"].tolist()]
 
 
-def test_loaders_and_datasets_read_tfds_and_continue_from_a_checkpoint(numbered, tmp_path):
+def test_loaders_and_datasets_read_tfds_and_continue(numbered, tmp_path):
     assert isinstance(numbered, grain.RandomAccessDataSource)
     loader = grain.load(numbered, num_epochs=2, shuffle=True, seed=0, batch_size=4)
     batches = list(loader)

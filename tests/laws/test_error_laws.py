@@ -246,7 +246,7 @@ def check_nothing_to_skip(it):
 
 @each_part
 @each_stage
-def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage, part):
+def test_permanent_failures_can_be_skipped(stage, part):
     for after, bad, mode, error in combinations(stage, part, MODES_AND_WORKER, errors_of(stage)):
         case, raised = (after, bad, mode, error), RuntimeError if error is StopIteration else Boom
         it = iter(build(stage, after, mode, Bombs(bad, error=error)))
@@ -356,7 +356,7 @@ UPSTREAM = {  # of elements, by threads or not, from a dataset of records
 
 
 @pytest.mark.parametrize("upstream", UPSTREAM)
-def test_what_a_source_gives_is_delivered_and_it_is_asked_once_for_each(upstream):
+def test_a_source_is_asked_once_for_each_element(upstream):
     """Also downstream of stages that take blocks, if records are read by one thread, or none;
     ``StopIteration`` is the end.
     """
@@ -419,7 +419,7 @@ def test_random_access_reports_errors_and_continues(stage):
 
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
-def test_the_first_error_of_a_block_is_that_of_the_first_element(options):
+def test_the_first_error_of_a_block_is_of_the_first_element(options):
     """Two stages fail at different elements: the one upstream must not win."""
 
     def failing(error, elements):
@@ -463,7 +463,7 @@ class Stubborn(BareIterator):
         return super().__next__()
 
 
-def test_a_failed_skip_changes_nothing_and_after_set_state_there_is_none():
+def test_a_failed_skip_changes_nothing():
     it = iter(batch(Given(lambda: Stubborn(N)), 3))
     assert next(it) == [0, 1, 2]
     for _ in range(2):
@@ -500,9 +500,7 @@ ITEMS = {
 
 @pytest.mark.parametrize("error", [Boom, StopIteration])
 @pytest.mark.parametrize("stage", ITEMS.values(), ids=ITEMS)
-def test_an_iterator_of_a_map_dataset_raises_what_an_element_alone_raises_after_those_before_it(
-    stage, error
-):
+def test_an_iterator_raises_what_an_element_alone_raises(stage, error):
     for bad in range(0, N, 3):
         ds = stage(Bombs([bad], error=error))
         found = []

@@ -100,7 +100,7 @@ def without_collector():
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("entry", INTERRUPTED, ids=lambda entry: entry.name)
-def test_an_interrupt_leaves_it_where_it_was_or_where_it_was_going(entry, without_collector):
+def test_an_interrupt_leaves_one_of_two_positions(entry, without_collector):
     ds, rng = entry.make(), random.Random(f"{SEED} {entry.name}")
     elements, states = run(iter(ds), 61)  # at most 52 + 9 are looked at
     states.insert(0, iter(ds).get_state())
@@ -352,7 +352,7 @@ def test_who_computes_the_lanes_is_not_observable(entry):
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_what_is_skipped_does_not_depend_on_how_an_iterator_came_there(entry):
+def test_skipped_elements_do_not_depend_on_the_way_there(entry):
     """A worker is asked to skip the next output by its state alone, or as its first output."""
     ds = entry.make()
     states = [iter(ds).get_state(), *run(iter(ds))[1]]

@@ -49,7 +49,7 @@ def test_block_equals_single_accesses_and_the_model(entry):
 
 
 @each_endless_entry
-def test_elements_come_one_after_the_other_as_long_as_there_is_something_to_do(entry):
+def test_elements_are_computed_one_after_the_other(entry):
     ds, n = entry.make(), entry.length
     blocks = (
         range(n),

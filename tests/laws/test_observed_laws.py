@@ -118,7 +118,7 @@ def registry():
 
 
 @each_of_all
-def test_while_metrics_are_exported_every_pipeline_is_counted_once(entry, registry):
+def test_every_pipeline_is_counted_once_in_metrics(entry, registry):
     with iterator_of(entry) as it:
         found = [plain(x) for x in it]
         (counts,) = [

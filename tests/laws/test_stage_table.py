@@ -188,6 +188,6 @@ def test_texts(entry):
     it.close()
 
 
-def test_a_plain_default_of_a_parameter_is_refused_when_its_class_is_made():
+def test_a_plain_default_of_a_parameter_is_refused():
     with pytest.raises(TypeError, match=r"Grouping\.size has the default 3\. .* field\(\.\.\.\)"):
         type("Grouping", (Parameters,), {"__annotations__": {"size": "int"}, "size": 3})

@@ -40,7 +40,7 @@ PLUS_ONE = Mapped(lambda x: x + 1)
 NO_SEED = "is random and needs a sampler with a seed"
 
 
-def test_arguments_are_keywords_and_wrong_ones_are_refused_in_grain_s_order():
+def test_wrong_arguments_are_refused_in_grain_s_order():
     def check(error, match, **changes):
         assert_raises(error, match, make, 6, **changes)
 
@@ -116,7 +116,7 @@ def test_number_of_workers_and_what_the_repr_shows():
     assert len(repr(make(6, data_source=list(range(100_000))))) < 1000
 
 
-def test_operations_are_copied_and_nothing_happens_at_construction_and_loaders_travel():
+def test_nothing_happens_at_construction_and_loaders_travel():
     operations = [PLUS_ONE]
     loader = make(3, operations=operations)
     operations.append(Batch(2))
@@ -209,7 +209,7 @@ TWICE = operation(FlatMap, "flat_map", lambda x: [x, x], max_fan_out=2)
         ),
     ],
 )
-def test_for_arguments_of_pytorch_a_call_is_given_that_does_the_same(args, arguments, expected):
+def test_arguments_of_pytorch_get_a_call_that_does_the_same(args, arguments, expected):
     with pytest.raises(TypeError) as caught:
         DataLoader(*args, **arguments)
     head, line, *_ = str(caught.value).splitlines()
@@ -221,7 +221,7 @@ def test_for_arguments_of_pytorch_a_call_is_given_that_does_the_same(args, argum
     assert plain(eval(line.replace("[...]", "[]"), names)) == expected
 
 
-def test_what_has_no_counterpart_is_said_in_words_and_other_names_are_python_s_own_errors():
+def test_what_has_no_counterpart_is_said_in_words():
     names = [
         "pin_memory",
         "timeout",
@@ -272,7 +272,7 @@ SOURCE_BASES = [
 
 
 @pytest.mark.parametrize("base", [*SAMPLER_BASES, *SOURCE_BASES], ids=str)
-def test_users_derive_from_sources_and_samplers_and_a_class_with_a_metaclass(base):
+def test_users_derive_from_sources_and_samplers(base):
     is_protocol = base in (Sampler, DataSource, DataSource[int])
     # Python combines metaclasses of which one derives from the other.
     meta = type("Meta", (type(Sampler) if is_protocol else type,), {})

@@ -58,7 +58,7 @@ def with_length(n, real):
     return type("Squares", (Squares,), {"__len__": lambda self: n})(real)
 
 
-def test_the_loader_s_sharding_overrides_the_sampler_s_and_warns_if_they_differ():
+def test_the_loader_s_sharding_overrides_the_sampler_s():
     assert elements(
         IndexSampler(8, NoSharding(), num_epochs=1), shard_options=ShardOptions(1, 2)
     ) == [1, 3, 5, 7]
@@ -137,7 +137,7 @@ class TestSamplersOfUsers:
         ) == [2, 3, 1]
 
 
-def test_keys_past_the_end_start_again_with_a_warning_unless_the_source_has_no_length():
+def test_keys_past_the_end_start_again_with_a_warning():
     for sampler in (SequentialSampler(7), IndexSampler(7, num_epochs=1)):
         with pytest.warns(UserWarning, match="num_records=7, but the source only 3 records"):
             loader = DataLoader(data_source=[10, 11, 12], sampler=sampler)
@@ -162,7 +162,7 @@ LISTS = {"batch_fn": list}
 
 class TestGenerators:
     @pytest.mark.parametrize("first", [DRAW, DrawOld()], ids=["random_map", "np_random_map"])
-    def test_one_record_has_one_stream_and_a_batch_continues_that_of_its_last_record(self, first):
+    def test_a_batch_continues_the_rng_of_its_last_record(self, first):
         assert run(3, EMPTY, first, DRAW) == [(862, 934), (317, 0), (206, 733)]
         assert run(4, EMPTY, Batch(2, **LISTS), EMPTY, DRAW) == [(317,), (208,)]
         batches = run(4, EMPTY, first, Batch(2, **LISTS), EMPTY, DRAW)
@@ -185,7 +185,7 @@ class TestGenerators:
 
 
 class TestDispatch:
-    def test_of_two_classes_and_with_the_index_of_the_last_record_of_a_batch(self):
+    def test_with_the_index_of_the_last_record_of_a_batch(self):
         def refuse(*args):
             raise AssertionError
 

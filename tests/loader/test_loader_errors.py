@@ -92,7 +92,7 @@ def combinations():
 
 
 @pytest.mark.parametrize(("place", "read_options", "after", "batch"), [*combinations()])
-def test_an_error_stays_where_it_is_until_it_heals_or_is_skipped(place, read_options, after, batch):
+def test_an_error_stays_until_it_heals_or_is_skipped(place, read_options, after, batch):
     faults = Faults()
     loader = faulty(place, faults, read_options, *AFTER[after], *batch)
     expected = plain(loader)

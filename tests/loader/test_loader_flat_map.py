@@ -114,7 +114,7 @@ def test_every_item_has_a_random_stream_of_its_own():
     assert elements(FAN, WITH_INDEX, n=2, sampler=without_seed) == [(3, 10)]
 
 
-def test_what_is_refused_at_construction_which_class_decides_and_errors_that_are_skipped():
+def test_refusals_at_construction_and_skipped_errors():
     no_maximum = type("NoMaximum", (FlatMapTransform,), {"flat_map": list})
     with pytest.raises(TypeError, match="NoMaximum must have an attribute max_fan_out"):
         make_loader(no_maximum())

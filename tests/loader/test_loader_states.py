@@ -76,7 +76,7 @@ def test_the_text_is_what_json_writes(text):
         assert list(it) == []
 
 
-def test_forms_of_a_state_in_which_plain_containers_stand_by_their_type():
+def test_forms_of_a_state_with_plain_containers():
     for source in ([0, 1], (0, 1), np.arange(2)):
         assert parsed(of(source, 2))["data_source"] == str(type(source))
         mine = type("Mine", (type(source),), {})

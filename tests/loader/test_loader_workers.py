@@ -52,7 +52,7 @@ def patient(monkeypatch):
     yield from idle_for_long(monkeypatch)
 
 
-def test_outputs_depend_neither_on_workers_nor_on_whose_operations_they_are():
+def test_outputs_do_not_depend_on_workers():
     def outputs(count, **options):
         sampler = IndexSampler(20, shuffle=True, num_epochs=2, seed=3)
         return list(
@@ -125,7 +125,7 @@ class TestSharedMemory:
 
 
 class TestWorkers:
-    def test_init_function_and_environment_are_passed_on_and_loaders_can_be_copied(self):
+    def test_init_function_and_environment_are_passed_on(self):
         def init(index, count):
             os.environ["WHO"] = f"{index} of {count}"
 
@@ -138,7 +138,7 @@ class TestWorkers:
             list(pickle.loads(pickle.dumps(made))) == list(copy.deepcopy(made)) == [0, 1, 2, 3, 4]
         )
 
-    def test_the_next_epoch_has_the_same_processes_until_the_loader_is_closed(self, patient):
+    def test_the_next_epoch_has_the_same_processes(self, patient):
         made = loader(6, Mapped(lambda x: os.getpid()))
         it, other = iter(made), iter(made)
         assert set(made) == set(made) and len(set(made)) == 2

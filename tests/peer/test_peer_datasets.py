@@ -276,5 +276,5 @@ def test_many_random_datasets():
 @pytest.mark.timeout(900)  # Grain's processes take their time to start
 def test_random_datasets_with_workers():
     rng = Pipelines("workers")
-    specs = [*[rng.workers_spec() for _ in range(4)], *[rng.files_spec() for _ in range(4)]]
+    specs = [*[rng.workers_spec() for _ in range(2)], *[rng.files_spec() for _ in range(2)]]
     check_equal([{**spec, "in_lanes": i % 2 == 0} for i, spec in enumerate(specs)])

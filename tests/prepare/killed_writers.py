@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import array_record.python.array_record_module  # noqa: F401  - before the fork
+import written
 
 import gristmill as grain
-import written
 from gristmill.prepare.files import Finished
 
 NUM = 400

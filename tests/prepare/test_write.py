@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from refusing import assert_raises
+from written import check_files_in_work, contents, element, packed, sparse, stream
 
 import gristmill as grain
 from gristmill.dataset.descriptions.equality import are_equal
@@ -13,7 +14,6 @@ from gristmill.prepare.files import ElementError
 from gristmill.prepare.formats import NAMES
 from gristmill.prepare.local import LocalFolder
 from gristmill.prepare.manifest import ManifestError
-from written import check_files_in_work, contents, element, packed, sparse, stream
 
 
 def row(i):
@@ -74,7 +74,7 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path, make):
     assert are_equal(list(grain.read(tmp_path / "2")), expected)
 
 
-def test_elements_are_computed_by_threads_from_where_they_are_slow(tmp_path):
+def test_slow_elements_are_computed_by_threads(tmp_path):
     threads, written_by = {}, threading.get_ident()
 
     def work(i):
@@ -93,7 +93,7 @@ def test_elements_are_computed_by_threads_from_where_they_are_slow(tmp_path):
 
 
 @pytest.mark.parametrize("make", [sparse, packed], ids=["ranges", "stream"])
-def test_the_same_bytes_for_any_number_of_hosts_of_which_any_may_come_back(tmp_path, make):
+def test_the_same_bytes_for_any_number_of_hosts(tmp_path, make):
     grain.write(make(), tmp_path / "1", records_per_file=9)
     for count in (2, 4):
         folder = tmp_path / str(count)
@@ -155,7 +155,7 @@ def test_reading_gives_what_was_written(tmp_path, format, make, options):
     assert (record.source, record.record_key) == (str(tmp_path / files[1].name), 5)
 
 
-def test_readers_of_other_languages_and_flax_find_what_they_expect(tmp_path):
+def test_other_readers_find_what_they_expect(tmp_path):
     """MessagePack, written out by hand from its specification and Flax's extension types."""
     report = grain.write(
         grain.MapDataset.source([{"x": np.array([[1, 258, 3]], np.int16), "t": (True,)}]), tmp_path
@@ -263,7 +263,7 @@ def test_faults_are_in_the_manifest(tmp_path):
         assert "2 elements were skipped" in str(report) and len(grain.read(tmp_path)) == 28
 
 
-def test_another_pipeline_or_other_arguments_are_refused_with_what_differs(tmp_path):
+def test_another_pipeline_is_refused_with_what_differs(tmp_path):
     def scaled(factor):
         return grain.MapDataset.source(np.arange(30)).map(lambda x: bytes([x % factor]))
 
@@ -306,7 +306,7 @@ def test_files_that_were_changed_are_refused(tmp_path, is_complete):
     assert grain.write(sparse(), tmp_path, records_per_file=30).complete
 
 
-def test_progress_shows_files_in_work_and_a_last_line_says_how_to_read(tmp_path, capsys):
+def test_progress_shows_files_in_work_and_how_to_read(tmp_path, capsys):
     check_files_in_work(LocalFolder(str(tmp_path)))
     for _ in range(2):
         report = grain.write(sparse(), tmp_path, records_per_file=30, progress=True)

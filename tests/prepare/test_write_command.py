@@ -88,7 +88,7 @@ def test_hosts_and_a_dry_run(call, tmp_path):
         assert code == 0 and text in out
 
 
-def test_what_is_wrong_is_one_line_and_errors_of_users_code_are_as_they_are(call, tmp_path):
+def test_what_is_wrong_is_one_line(call, tmp_path):
     for arguments, text in [
         (("prepare_it.py:ds", "out", "--format", "csv"), "format must be one of"),
         (("prepare_it.py:ds", "out", "--option", "group_sise=1"), "group_sise is no option"),

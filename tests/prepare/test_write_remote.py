@@ -4,21 +4,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from refusing import assert_raises
+from written import check_appends_at_once, check_files_in_work, contents, packed, sparse
 
 import gristmill as grain
 from gristmill.dataset.descriptions.equality import are_equal
 from gristmill.prepare.manifest import ManifestError
 from gristmill.prepare.remote import RemoteFolder
-from written import check_appends_at_once, check_files_in_work, contents, packed, sparse
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
-sys.path.append(str(Path(__file__).parents[1] / "sources"))
 
 from servers import CutConnections, retry_quickly, s3_bucket
 
@@ -91,7 +89,7 @@ def test_of_two_appends_at_once_one_is_refused(bucket, tmp_path, monkeypatch):
     check_appends_at_once(f"{bucket.url}/appends")
 
 
-def test_a_connection_that_is_lost_is_an_error_that_says_what_to_do(bucket, monkeypatch):
+def test_a_lost_connection_is_an_error_with_a_remedy(bucket, monkeypatch):
     retry_quickly(monkeypatch)
     ds = grain.MapDataset.range(40).map(lambda i: bytes([i]) * 20_000)
     arguments = {"format": "tfrecord", "records_per_file": 10}
@@ -120,9 +118,7 @@ with RemoteFolder(sys.argv[1]).workspace("part-000001") as folder:
 """
 
 
-def test_files_in_work_are_counted_and_those_of_killed_processes_removed(
-    bucket, tmp_path, monkeypatch
-):
+def test_files_of_killed_processes_are_removed(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     folder = RemoteFolder(f"{bucket.url}/work")

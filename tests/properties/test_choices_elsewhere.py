@@ -72,7 +72,7 @@ def test_a_window_has_the_elements_that_it_had_in_the_first_run(name, in_place):
         again.close() if again is not it else None
 
 
-def test_threads_of_members_that_are_opened_ahead_choose_by_the_keys_that_remain():
+def test_members_opened_ahead_choose_by_remaining_keys():
     members = [
         IterDataset.mix({"a": MapDataset.range(12).to_iter_dataset()}).window_shuffle(4, seed=i)
         for i in range(3)

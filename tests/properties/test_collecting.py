@@ -161,7 +161,7 @@ def test_skipped_elements_are_left_out_wherever_it_continues(seed):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_held_element_that_fails_after_a_restore_can_be_skipped(seed):
+def test_a_held_element_that_fails_can_be_skipped(seed):
     rng = random.Random(seed)
     names = ["drop", *rng.choices(["map", "filter", "drop"], k=rng.randrange(3)), "large buckets"]
     decisions = [Decisions(rng) for name in names if name == "drop"]

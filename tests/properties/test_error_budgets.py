@@ -165,7 +165,7 @@ some = settings(max_examples=12, deadline=None, suppress_health_check=list(Healt
 
 @some
 @given(pipelines, st.integers(0, 3))
-def test_a_restored_run_has_the_elements_and_counts_of_the_first(pipeline, max_total):
+def test_a_restored_run_has_the_same_elements_and_counts(pipeline, max_total):
     for last in (EVERY, {**EVERY, "max_total": max_total}):
         ds = build(*pipeline, [], last)
         first = iter(ds)

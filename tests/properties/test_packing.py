@@ -282,7 +282,7 @@ def row_of_pieces(pieces, length_struct, meta, bos):
 
 @QUICK
 @given(concat_cases())
-def test_rows_are_those_of_the_definition_and_have_all_tokens_in_order(case):
+def test_rows_have_all_tokens_in_order(case):
     elements, arguments = case
     rows = check_states(ConcatThenSplitIterDataset(stream(elements), **arguments))
     assert rows == split(elements, **arguments)

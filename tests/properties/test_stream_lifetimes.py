@@ -100,7 +100,7 @@ def test_what_was_delivered_is_the_consumers_alone(stage):
 
 @each_stage
 @pytest.mark.usefixtures("without_collector")
-def test_an_iterator_that_is_dropped_is_gone_and_its_threads_end(stage):
+def test_threads_of_a_dropped_iterator_end(stage):
     for below, num in zip(
         ["prefetch", "interleave", "threads"] * 2, [0, 1, 5, 5, 0, 1], strict=True
     ):
@@ -124,7 +124,7 @@ OF_ELEMENTS = ["rebatch", "pack", "concat"]  # they need the elements of the sou
 
 
 @each_stage
-def test_elements_are_read_once_but_perhaps_those_of_the_last_block(stage):
+def test_elements_are_read_once_but_for_the_last_block(stage):
     for number, after in enumerate(STAGES, [*STAGES].index(stage)):
         if after in OF_ELEMENTS and stage in ("batch", "zip", *OF_ELEMENTS):
             continue

@@ -297,7 +297,7 @@ def threes(x):
     "seed", [0, *[pytest.param(i, marks=pytest.mark.slow) for i in range(1, 2)]]
 )
 @pytest.mark.parametrize("name", restored_streams(Coin(0)))
-def test_after_any_number_of_restarts_every_record_came_once_or_was_passed_over(name, seed):
+def test_every_record_came_once_or_was_skipped(name, seed):
     """A window, a bin or a batch that is filled again has what it had, or ``next`` says that it
     cannot.
     """
@@ -336,7 +336,7 @@ def test_the_last_faults_of_lanes_are_the_last_that_were_passed():
     assert [fault.record_key for fault in it.faults().last] == [*range(300, 400, 5)]
 
 
-def test_what_was_passed_over_is_passed_over_again_and_nothing_else():
+def test_what_was_skipped_is_skipped_again():
     coin = Coin(0)
     ds = (
         MapDataset.range(8)
@@ -442,7 +442,7 @@ EARLY_READERS = {
 
 @pytest.mark.parametrize("then", ["skip", "replace"])
 @pytest.mark.parametrize("stage", EARLY_READERS.values(), ids=EARLY_READERS)
-def test_a_fault_counts_once_whatever_computes_its_element_early(stage, then):
+def test_a_fault_counts_once(stage, then):
     one = MapDataset.range(30).map(fails_at(3, 1)).tolerate(**ALL, then=then)
     for tolerant, num in ((one, 10), (one.map(fails_at(5, 2)).tolerate(**ALL), 14)):
         for max_total in (100, 4):
@@ -649,7 +649,7 @@ def test_a_worker_that_dies_is_no_fault():
         list(it)
 
 
-def test_retries_cost_nothing_if_they_succeed_and_the_log_has_a_line_for_each_fault(tmp_path):
+def test_retries_cost_nothing_and_faults_are_logged(tmp_path):
     attempts = []
 
     def flaky(x):

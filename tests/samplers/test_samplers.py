@@ -147,7 +147,7 @@ def test_blocks_of_an_index_sampler_equal_single_indices(n, shard, epochs, shuff
     ]
 
 
-def test_anything_with_getitem_is_a_sampler_and_sequential_ones_have_their_own_rules():
+def test_anything_with_getitem_is_a_sampler():
     class Own:
         def __getitem__(self, index):
             return RecordMetadata(index, index)
@@ -311,7 +311,7 @@ class Shared:  # another part of the indices in every epoch, as a ``DistributedS
         yield from range(self.epoch, 6 + self.epoch, 2 + self.epoch)
 
 
-def test_the_indices_are_those_of_the_iterable_and_every_epoch_iterates_again():
+def test_indices_are_those_of_the_iterable_in_every_epoch():
     given = [
         ([3, np.int64(1)], [3, 1]),
         (np.array([3, 1], np.uint8), [3, 1]),
@@ -367,7 +367,7 @@ def test_shards_and_workers_share_the_indices_out():
         ]
 
 
-def test_refused_arguments_indices_outside_the_source_and_samplers_that_give_indices():
+def test_refused_arguments_and_indices():
     for arguments, kind, message in [
         ({"indices": 3}, TypeError, "indices must be an iterable of integers .* got 3 of type int"),
         (

@@ -211,7 +211,7 @@ def test_values_are_exact_and_those_of_stream_and_source_equal(name, tmp_path, m
 
 
 @pytest.mark.parametrize("name", [name for name in LEAVES if name != "null"])
-def test_exact_values_are_those_of_pyarrow_where_these_are_exact(name):
+def test_exact_values_are_those_of_pyarrow(name):
     compared = 0
     for functions in nestings(LEAVES[name]):
         for array in columns(LEAVES[name], functions):

@@ -123,7 +123,7 @@ def damaged(path, change):
 
 
 @pytest.mark.parametrize("damage", DAMAGED_WHEN_MADE)
-def test_files_that_are_none_are_refused_when_the_source_is_made(damage, suffix, tmp_path):
+def test_other_files_are_refused_when_the_source_is_made(damage, suffix, tmp_path):
     change, message = DAMAGED_WHEN_MADE[damage]
     path, _ = damaged(tmp_path / f"x{suffix}", change)
     text = rf"x{suffix} is damaged at byte .*{message}"

@@ -250,7 +250,7 @@ def as_pyarrow_says(path):
     ]
 
 
-def test_null_counts_of_random_large_cut_off_and_missing_footers(tmp_path):
+def test_null_counts_of_random_and_damaged_footers(tmp_path):
     path = tmp_path / "x.parquet"
     rng = random.Random(7)
     for number, _ in enumerate(written(path, rng)):

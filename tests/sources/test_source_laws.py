@@ -188,15 +188,10 @@ def test_other_processes_and_forks_read_the_same(folder):
         folder,
         *names,
     ]
-    path = os.pathsep.join([str(HERE), str(HERE.parent)])
+    path = os.pathsep.join([str(HERE), str(HERE.parent / "support")])
     environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "1"}
     process = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=environment,
+        command, capture_output=True, text=True, timeout=100, check=False, env=environment
     )
     assert process.returncode == 0, process.stderr
     there, in_fork = json.loads(process.stdout)

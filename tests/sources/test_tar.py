@@ -265,7 +265,7 @@ def bytes_read(name="rchar"):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts reads")
-def test_a_record_is_one_read_and_what_is_not_needed_is_not_read(tmp_path):
+def test_a_record_is_one_read_of_what_is_needed(tmp_path):
     kinds = {"jpg": 3000, "cls": 2, "wav": 200_000, "json": 20}
     path = write(
         tmp_path / "a.tar",
@@ -381,7 +381,7 @@ WITHOUT_END = {"nothing", "text", "zeros only", "a piece of zeros"}
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_whole_archive_is_refused_and_leaves_no_index(tmp_path, case):
+def test_an_incomplete_archive_is_refused_and_leaves_no_index(tmp_path, case):
     content, match = REFUSED[case]
     if case not in WITHOUT_END and "cut off" not in case and not content.endswith(END):
         content += END

@@ -212,7 +212,7 @@ FOUND_BY_AN_OPTION = [
 ]
 
 
-def test_mistakes_are_found_always_or_by_an_option_iterators_are_closed_and_what_shows_nothing():
+def test_mistakes_are_found_always_or_by_an_option():
     for message, ds in WRONG:
         assert_raises(AssertionError, message, check, ds)
         assert_raises(
@@ -285,7 +285,7 @@ VALUES = [
 ]
 
 
-def test_a_value_equals_its_copy_and_no_other_and_shapes_of_states():
+def test_a_value_equals_its_copy_and_no_other():
     for (i, value), (j, other) in itertools.product(enumerate(VALUES), repeat=2):
         assert are_equal(value, copy.deepcopy(other)) == (i == j)
         assert are_equal({"x": [value]}, {"x": [copy.deepcopy(other)]}) == (i == j)

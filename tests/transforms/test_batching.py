@@ -365,7 +365,7 @@ KEEPERS = {
 
 
 @pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
-def test_memory_is_used_again_when_the_last_reference_is_gone_and_no_sooner(keep):
+def test_memory_is_reused_after_the_last_reference(keep):
     pool = BufferPool()
     batch = pool(SHAPE, FLOAT)
     place = address(batch)
@@ -440,7 +440,7 @@ VALUES = [
 VALUES += [[np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)], [np.zeros((2, 0))] * 2]
 
 
-def test_full_batches_are_the_default_ones_others_begin_with_them_and_a_pad_value_is_cast():
+def test_full_batches_are_the_default_ones():
     for values in VALUES:
         num, first = len(values), np.asarray(values[0])
         assert same(batch_and_pad(values, batch_size=num), stack(values))

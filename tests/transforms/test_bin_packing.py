@@ -29,7 +29,7 @@ def placed(placer, rows):
     return chosen
 
 
-def test_the_quick_placers_of_one_feature_choose_as_the_general_one():
+def test_quick_placers_choose_as_the_general_one():
     rng = np.random.default_rng(1)
     for num_bins, max_sequences, alignment in itertools.product([1, 3, 33], [None, 1, 3], [1, 4]):
         features = [Feature("x", 20, alignment)]
@@ -165,7 +165,7 @@ def test_as_sequence_and_as_dtype_of_lose_nothing_but_digits():
         assert_raises(ValueError, "feature 'x' has values of dtype", converted, array, dtype)
 
 
-def test_layout_reads_and_names_and_refuses_what_does_not_fit_together():
+def test_layout_refuses_what_does_not_fit_together():
     layout = PackLayout({"x": 4, "m": {"a": 3, "b": 2}}, ["m", "q"], {"x": 2}, {"m": {"a": 9}})
     features = [
         ("'x'", 4, 2, None, False),

@@ -97,7 +97,7 @@ def test_elements_metadata_and_errors():
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_operations_are_values_and_warn_of_deprecation_once_and_when_iteration_starts(caplog):
+def test_operations_are_values_and_warn_of_deprecation_once(caplog):
     caplog.set_level(logging.ERROR, "gristmill")
     for name, operation in OPERATIONS.items():
         with warnings.catch_warnings():
@@ -156,7 +156,7 @@ def test_packing_is_deprecated_and_a_value(caplog):
     assert pickle.loads(pickle.dumps(one)) == one
 
 
-def test_packing_gives_metadata_of_the_last_element_keeps_nothing_and_has_errors():
+def test_packing_gives_metadata_of_the_last_element():
     batches = list(packing(4, 1)(bare_records([np.arange(2), np.arange(2), np.arange(3)])))
     assert [batch.metadata for batch in batches] == [RecordMetadata(1), RecordMetadata(2)]
     assert [batch.data[0].tolist() for batch in batches] == [[[0, 1, 0, 1]], [[0, 1, 2, 0]]]
@@ -237,7 +237,7 @@ class Scale(transforms.Map):
         return element * self.factor
 
 
-def test_transformations_are_values_whose_function_is_checked_where_it_is_applied():
+def test_transformations_are_values():
     assert list(MapDataset.range(3).map(Scale(3))) == [0, 3, 6]
     batch = transforms.Batch(2)
     assert repr(batch) == "Batch(batch_size=2, drop_remainder=False, batch_fn=None)"

@@ -277,7 +277,7 @@ def test_behind_workers(number):
     )
 
 
-def test_threads_elastic_iterators_padding_and_pack_and_batch_operation():
+def test_threads_elastic_padding_and_pack_and_batch():
     for case in MISC["multithread_prefetch"]["cases"]:
         ds, num = numbers(case["n"]), case["num_threads"]
         assert list(x.multithread_prefetch(ds, num, 1)) == case["output"]

@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import planted
@@ -19,6 +18,8 @@ from hypothesis import strategies as st
 from new_seed import SEED
 from programs import output
 from refusing import assert_raises
+from stage_table import ITER_ENTRIES, MAP_ENTRIES
+from stream_model import Endless, build, failing_trees, outcomes, trees
 
 import gristmill as grain
 from gristmill.dataset.descriptions.equality import difference, digest_of, leaves_of
@@ -27,11 +28,6 @@ from gristmill.diagnostics.verification.conditions import Fresh, Lanes, WorkersI
 from gristmill.diagnostics.verification.fresh import ColdCopies
 from gristmill.diagnostics.verification.verifier import Verifier
 from gristmill.testing import assert_deterministic
-
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("laws", "properties")]
-
-from stage_table import ITER_ENTRIES, MAP_ENTRIES
-from stream_model import Endless, build, failing_trees, outcomes, trees
 
 ENTRIES = [*ITER_ENTRIES, *MAP_ENTRIES]
 STEPS = 25

@@ -484,7 +484,7 @@ def test_programs_share_actors_and_survive_one_another(cluster):
 
 
 @pytest.mark.slow
-def test_diagnosis_shows_compute_transfer_object_store_and_waiting_by_node(cluster):
+def test_diagnosis_shows_compute_transfer_and_waiting_by_node(cluster):
     def loads():
         next(it)
         return {load.node: load for load in view.snapshot().workers}

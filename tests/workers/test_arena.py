@@ -73,7 +73,7 @@ def descriptors_of_tests():
 
 
 class TestSlots:
-    def test_are_aligned_and_do_not_overlap_and_are_seen_by_both_sides(self, ends):
+    def test_are_aligned_and_seen_by_both_sides(self, ends):
         slots = []
         for num_bytes in (1, 2, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 2**20, 2**20 + 1):
             slots += [ends.arena.allocate(num_bytes) for _ in range(10)]
@@ -238,7 +238,7 @@ class TestGivingBack:
     @pytest.mark.parametrize("ends", ["by mappings"], indirect=True)
     # of JAX, where other tests have imported it
     @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-    def test_after_close_each_array_returns_its_own_unless_a_forked_process_sees_it(self, ends):
+    def test_each_array_returns_its_own_after_close(self, ends):
         kept = [ends.share(2**20, k) for k in range(10)]
         ends.reader.close()
         ends.reader.close()

@@ -84,7 +84,7 @@ def test_large_arrays_are_shared_and_small_ones_copied(ends):
             ] == shared
 
 
-def test_elements_share_nothing_with_each_other_and_arrays_keep_their_order_of_memory(ends):
+def test_elements_share_nothing_and_arrays_keep_their_order(ends):
     """However many there are in a message; within an element what was one object is one object."""
     array, granted, small = large(), ends.granted(), np.zeros(3)
     elements = ends.send(*[(array, granted, small, granted, small)] * 3, states=[{"next_index": 1}])
@@ -144,7 +144,7 @@ def test_what_plain_pickling_cannot_do_and_nothing_is_kept(ends):
     assert seen() is None
 
 
-def test_granted_arrays_are_sent_without_a_copy_and_views_of_them_with_one(ends):
+def test_granted_arrays_are_sent_without_a_copy(ends):
     view, array = ends.granted(5).reshape(-1), ends.granted(5)
     copied, shared = ends.send(view, {"image": array})
     view[:] = 2
@@ -157,7 +157,7 @@ def test_granted_arrays_are_sent_without_a_copy_and_views_of_them_with_one(ends)
     assert received[0][0] == 3 and ends.num_used() == used
 
 
-def test_small_arrays_and_objects_are_not_granted_and_what_is_not_sent_is_forgotten(ends):
+def test_small_arrays_and_objects_are_not_granted(ends):
     shapes = {(10,): float, (10**5,): object, (0, 10**6): float, (): int}
     for shape, dtype in shapes.items():
         array = ends.encoder.allocate(shape, np.dtype(dtype))
@@ -203,7 +203,7 @@ def test_elements_before_what_cannot_be_sent_or_received_arrive(ends, position):
     assert sorted(ends.reader.released()) == sorted(message.slots)
 
 
-def test_states_that_cannot_be_sent_or_received_and_any_error_of_user_code(ends):
+def test_states_that_cannot_be_sent_or_received(ends):
     with pytest.raises(TypeError, match="cannot pickle"):
         ends.encode(large(), states=[large(), threading.Lock()])
     assert (

@@ -146,7 +146,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_objects_of_a_program_are_the_same_in_a_worker_and_errors_show_their_lines(way):
+def test_objects_of_a_program_are_the_same_in_a_worker(way):
     arguments, given, file = WAYS[way]
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -283,7 +283,7 @@ jax.tree_util.register_pytree_node(
 """
 
 
-def test_classes_that_a_program_registers_with_jax_are_nodes_in_workers(tmp_path):
+def test_classes_registered_with_jax_are_nodes_in_workers(tmp_path):
     (tmp_path / "nodes.py").write_text(NODES)
     (tmp_path / "lazy_nodes.py").write_text(NODES.replace("Early", "Lazy"))
     assert output(tmp_path, REGISTERED) == ["[False False]"]

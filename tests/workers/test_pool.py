@@ -110,9 +110,7 @@ class TestTasks:
             [(i, 3, pid) for i, pid in enumerate(pids(pool))]
         ] * 3
 
-    def test_find_the_surroundings_and_configuration_of_this_process_but_no_accelerator(
-        self, hired, monkeypatch, tmp_path
-    ):
+    def test_find_the_environment_but_no_accelerator(self, hired, monkeypatch, tmp_path):
         (tmp_path / "module_beside_the_script.py").write_text("value = 5")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.chdir(tmp_path)
@@ -301,7 +299,7 @@ class TestEnd:
             assert pool.is_closed and all(map(is_gone, running)) and array.min() == array.max() == 2
             del array
 
-    def test_parked_pools_end_by_themselves_and_the_thread_with_the_last_one(self, hired):
+    def test_idle_pools_end_by_themselves(self, hired):
         pool = hired(lambda index, count: index, 2)
         assert outputs(pool) == [0, 1]
         running = pids(pool)

@@ -11,8 +11,7 @@ from refusing import assert_raises
 from gristmill import MapDataset, RayOptions
 
 CHECKS = Path(__file__).with_name("ray_checks.py")
-TESTS = CHECKS.parents[1]
-FOLDERS = [TESTS, TESTS / "dataset", TESTS / "prepare", TESTS / "properties"]
+SUPPORT = CHECKS.parents[1] / "support"
 
 
 def test_without_ray(monkeypatch):
@@ -37,7 +36,7 @@ def test_on_two_nodes(request):
         "--timeout",
         "420",
     ]
-    path = os.pathsep.join([*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     command = [
         sys.executable,
         "-m",

@@ -146,7 +146,7 @@ def errors_of_users():
     return [TwoArguments(1, 2), *odd, *[kind(1) for kind in kinds]]
 
 
-def test_errors_are_kept_as_they_are_without_calling_their_types_but_for_huge_objects(monkeypatch):
+def test_errors_are_kept_without_calling_their_types(monkeypatch):
     for error in (*built_in_errors(), *map(caught, REAL_LIFE), *errors_of_users()):
         vars(error)["__notes__"] = ["a note"]  # add_note fails on the frozen ones
         copy = travel(error)
@@ -189,7 +189,7 @@ def revive(args, worth_keeping):
     return error
 
 
-def test_values_travel_by_value_and_those_that_cannot_are_replaced_alone():
+def test_values_that_cannot_travel_are_replaced_alone():
     lock = threading.Lock()
     bad = type("LoadsBadly", (), {"__reduce__": lambda self: (int, ("not a number",))})()
     error = TwoArguments("a", "b")
@@ -250,7 +250,7 @@ def test_arguments_and_the_exception_itself_may_raise_anything(error):
     assert type(travel(caught(raise_it, worst("text")))) is RemoteError
 
 
-def test_values_that_are_too_deep_and_exceptions_without_attributes():
+def test_values_that_are_too_deep():
     deep = []
     for _ in range(100_000):
         deep = [deep]
@@ -276,7 +276,7 @@ def outer_failure():
         raise OSError(2, "gone", "a.txt")  # noqa: B904 (the context is the point)
 
 
-def test_the_chain_comes_along_with_cycles_and_if_it_is_very_long():
+def test_the_chain_of_causes_comes_along():
     error = caught(outer_failure)
     copy = travel(error)
     inner = copy.__context__
@@ -358,7 +358,7 @@ def through_several():
     return (lambda: Failing().method())()
 
 
-def test_frames_show_the_files_lines_and_functions_of_the_worker():
+def test_frames_show_files_lines_and_functions_of_the_worker():
     error = caught(through_several)
     copy = travel(error)
     tb = copy.__traceback__
@@ -394,7 +394,7 @@ def recurse(n):
     return recurse(n + 1)
 
 
-def test_frames_that_are_too_many_cannot_be_read_here_or_have_no_columns():
+def test_frames_that_are_too_many_or_cannot_be_read():
     code = compile("def gone():\n  raise KeyError(\n    1\n  )\n", "/no/such/file.py", "exec")
     names = {}
     exec(code, names)
@@ -425,7 +425,7 @@ def test_frames_that_are_too_many_cannot_be_read_here_or_have_no_columns():
     assert lines[:half] == lines[half:] and half >= 3 and not any(["^" in line for line in lines])
 
 
-def test_lines_of_a_program_without_a_file_are_those_of_the_consumer(monkeypatch):
+def test_lines_of_a_program_without_a_file(monkeypatch):
     source, names = "def fail():\n\n  raise error\n", {"error": class_with_a_lock()("the message")}
     exec(compile(source, "<a cell>", "exec"), names)
     data = encode_error(caught(names["fail"]))  # without the source

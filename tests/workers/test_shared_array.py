@@ -235,7 +235,7 @@ def test_what_shares_the_block_and_how_it_is_pickled(kind, operation):
     assert not exists(name)
 
 
-def test_results_are_scalars_or_put_into_a_shared_array_or_sent_out_of_band():
+def test_results_are_scalars_shared_or_sent_out_of_band():
     for operation in (np.sum, np.max, np.argmax, lambda a: a[1, 2], lambda a: np.add(a[0, 0], 1)):
         assert isinstance(operation(filled()), np.generic)
     assert isinstance(filled(()) + 1, np.generic)
@@ -477,7 +477,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_what_a_child_makes_before_or_after_its_tracker_is_freed_when_it_ends(tmp_path, method):
+def test_what_a_child_makes_is_freed_when_it_ends(tmp_path, method):
     """It imports the main program first, and multiprocessing may then forget the registered exit
     functions.
     """

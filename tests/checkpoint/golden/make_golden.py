@@ -6,7 +6,7 @@ Orbax, and of this library.
     0.2.18, JAX and orbax-checkpoint python make_golden.py own [pipeline ...]
     gristmill_<version>.json, for a version that writes something else than before python
     make_golden.py data                     the files in data that pipelines read, with pyarrow and
-    the tests in PYTHONPATH
+    tests/support in PYTHONPATH
 
 ``GOLDEN_SECONDS=0.7`` lets a pipeline take longer than the 3 seconds after which Grain before
 0.2.16 noted the states of workers again. What an older release cannot make is skipped. Files of

@@ -7,7 +7,7 @@ import configparser
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @cache
