@@ -264,6 +264,16 @@ class Controller:
         self._best, self._is_settled, self._is_enough = None, False, True
         return self._change(now, self._most, self._kind, reason)
 
+    def refuse(self, now: float, num: int, reason: str, *, of_kind: bool) -> Decision:
+        """Return the change to the ``num`` workers that there are, since the last change could not
+        be made: of the kind if ``of_kind``, else of the number.
+        """
+        self._best, self._is_enough, self._has_other = None, True, False
+        kind = _OTHER[self._kind] if of_kind else self._kind
+        decision = self._change(now, num, kind, reason)
+        self._most = max(num, self._least)
+        return decision
+
     def _most_of(self, kind: Kind) -> int:
         return self._most if kind == self._kind else self._other_most
 

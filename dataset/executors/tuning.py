@@ -4,12 +4,15 @@ the kind of workers.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 from gristmill.core.cgroup import usable_cpus
 from gristmill.dataset.ahead.sizes import mean_bytes
 from gristmill.dataset.executors.auto import Controller, Decision, Measured, is_window, kept
+
+_log = logging.getLogger("gristmill")
 
 _LOOK_SECONDS = 0.01  # between two looks at the workers
 _SHORT_SECONDS = 0.5  # of a measurement whose result is clear, and of one without workers
@@ -65,9 +68,25 @@ class Tuning:
             return None
         decision = self._look(lanes, lane, time.monotonic())
         if decision is not None:
-            self._is_settling = True
-            self.decisions = kept(self.decisions, decision)
+            self._note(decision)
         return decision
+
+    def refuse(self, num: int, error: Exception, *, of_kind: bool = False) -> None:
+        """Take note that the last change could not be made.
+
+        Args:
+            num: how many workers there are.
+            error: of the system.
+            of_kind: true if it was a change of the kind.
+        """
+        reason = f"the system gave no more: {type(error).__name__}: {error}"
+        decision = self._controller.refuse(time.monotonic(), num, reason, of_kind=of_kind)
+        _log.warning('"auto" continues: %s', decision)
+        self._note(decision)
+
+    def _note(self, decision: Decision) -> None:
+        self._is_settling = True
+        self.decisions = kept(self.decisions, decision)
 
     def _measure_without(self, lanes: Any, now: float) -> None:
         """Measure the consumer, as long as it computes all lanes while the first workers start."""

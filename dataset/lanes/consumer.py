@@ -40,6 +40,7 @@ class LanesHere:
         self._producer = PipelineProducer(replace(task, budget=budget), 0, 1)
         self._num_lanes = task.num_lanes
         self._reads_ahead = True
+        self._is_closed = False
 
     def text(self, lane: WorkerLane) -> str:
         """Return the owner that computes a lane."""
@@ -51,6 +52,11 @@ class LanesHere:
     def computes(self, number: int) -> bool:
         """Return true if this computes a lane."""
         return number in self._states and self.lanes[number].is_running
+
+    def close(self) -> None:
+        """End what reads ahead. Any thread may call this."""
+        self._is_closed = True
+        self._producer.close()
 
     def start(self, states: dict[int, Any]) -> None:
         """Compute these lanes from these states on, each when it is fetched."""
@@ -113,6 +119,9 @@ class LanesHere:
         producer = self._producer
         before = producer.iterators
         producer.add(number, self._states[number])
+        if self._is_closed:  # by another thread
+            producer.close()
+            return
         if not self._reads_ahead:
             producer.drain(number)
         elif not before:

@@ -154,6 +154,10 @@ class LanesOnRay:
         self._settled_by = time.monotonic() + _ROOM_SECONDS
 
     are_here = False  # actors compute all lanes
+    refusal = None  # where there is no room, they come later
+
+    def close(self) -> None:
+        """Do nothing: the consumer computes nothing itself."""
 
     @property
     def num_received(self) -> int:

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from computing_ahead import Crowd
 from refusing import assert_raises
+from waiting import running, wait_until
 
 from gristmill import (
     DataLoader,
@@ -17,7 +18,9 @@ from gristmill import (
     diagnostics,
 )
 from gristmill.core.ray_options import RayOptions
+from gristmill.dataset.ahead.threads import start_thread
 from gristmill.dataset.executors.auto import Controller, Decision, Measured, most_workers
+from gristmill.dataset.workers import threads as worker_threads
 from gristmill.experimental import multithread_prefetch
 
 SECONDS = 200
@@ -257,6 +260,65 @@ def test_the_first_output_needs_no_worker_and_has_all_threads(executor):
         assert [next(it)[0] for _ in range(15)] == [*range(1, 16)]
         assert len(lanes.workers) == 2
         assert len([*it]) == 96
+
+
+def no_more_than(num, monkeypatch):
+    """Lets the system give so many threads to workers."""
+
+    def start_or_refuse(*args):
+        nonlocal num
+        if not num:
+            raise RuntimeError("can't start new thread")
+        num -= 1
+        return start_thread(*args)
+
+    monkeypatch.setattr(worker_threads, "start_thread", start_or_refuse)
+
+
+@pytest.mark.parametrize("num", [0, 1])
+def test_what_the_system_does_not_give_is_not_needed(num, monkeypatch, caplog):
+    no_more_than(num, monkeypatch)
+    with iter(MapDataset.range(600).to_iter_dataset().mp_prefetch(AUTO)) as it:
+        assert [*itertools.islice(it, 300)] == [*range(300)]
+        it.set_state(it.get_state())
+        assert len(it.executor.workers) == num
+        (decision,) = it.executor.tuning.decisions
+        assert str(decision) == (
+            f"2 → {num} workers: the system gave no more: RuntimeError: can't start new thread"
+        )
+        assert str(decision) in caplog.text
+        assert [*it] == [*range(300, 600)]
+
+
+def test_another_kind_that_the_system_does_not_give(monkeypatch):
+    options = MultiprocessingOptions("auto", num_lanes=4, executor="threads", max_workers=2)
+    with iter(MapDataset.range(600).to_iter_dataset().mp_prefetch(options)) as it:
+        found = [*itertools.islice(it, 100)]
+        no_more_than(0, monkeypatch)
+        it.executor.change_kind("threads", 2)
+        assert [*found, *it] == [*range(600)]
+        assert "workers: the system gave no more" in str(it.executor.tuning.decisions[-1])
+    controller = Controller(0, 2, 2, most_threads=16)
+    assert controller.decide(Measured(1.0, 100.0, 0.9, 1.0)).kind == "threads"
+    decision = controller.refuse(2.0, 2, "no", of_kind=True)
+    assert str(decision) == "4 threads → 2 processes: no"
+    assert [controller.decide(Measured(3.0 + t, 100.0, 0.9, 1.0)) for t in range(9)] == [None] * 9
+
+
+def test_nothing_is_read_after_the_end():
+    """The consumer's own lanes have threads, too."""
+    wait_until(lambda: not running("gristmill-read"))
+    for length in (300, 10**6):
+        ds = MapDataset.range(length).map(lambda x: x).to_iter_dataset(ReadOptions(4, 50))
+        it = iter(ds.mp_prefetch(AUTO))
+        it.resize(0)
+        assert [*itertools.islice(it, 300)] == [*range(300)]
+        if length == 300:
+            assert [*it] == []
+        else:
+            assert running("gristmill-read")
+            it.close()
+        wait_until(lambda: not running("gristmill-read"))
 
 
 def test_decisions_are_seen():
