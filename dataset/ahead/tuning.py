@@ -50,6 +50,11 @@ class ThreadTuning:
         self._before = budget.num_drawn, budget.waited_seconds, budget.cpu_seconds
         self._busy, self._num_looks = 0.0, 0
 
+    def restart(self) -> None:
+        """Measure from now on, since threads begin to read something else."""
+        with self._budget.lock:
+            self._begin(time.perf_counter())
+
     def jump(self, seconds: float) -> None:
         """Allow the largest number, since an element took ``seconds`` with next to no CPU time,
         unless other elements have used a CPU: then it has waited for that.

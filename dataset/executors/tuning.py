@@ -124,11 +124,14 @@ class Tuning:
 
     def _settle(self, lanes: Any, now: float, seconds: float) -> None:
         """Measure from when lanes deliver what was computed since a change. At first, they have
-        elements of before, and workers read ahead less than they may.
+        elements of before, and workers read ahead less than they may. Until the consumer has taken
+        the former, which may take long, nothing is computed, and the latter has not begun.
         """
         num = lanes.num_received - self._num_received
-        if seconds >= _SETTLE_SECONDS or num >= _SETTLE_ELEMENTS * len(lanes.lanes):
-            self._is_settling = not num
+        if not num:
+            self._begin(now, lanes)
+        elif seconds >= _SETTLE_SECONDS or num >= _SETTLE_ELEMENTS * len(lanes.lanes):
+            self._is_settling = False
             self._begin(now, lanes)
 
     def _load(self, cpu_seconds: float | None, seconds: float) -> float:

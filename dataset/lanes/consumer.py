@@ -40,6 +40,7 @@ class LanesHere:
         self._producer = PipelineProducer(replace(task, budget=budget), 0, 1)
         self._num_lanes = task.num_lanes
         self._reads_ahead = True
+        self._budget = budget
         self._is_closed = False
 
     def text(self, lane: WorkerLane) -> str:
@@ -128,6 +129,9 @@ class LanesHere:
             share_threads(producer.iterators[0], 1)
         elif len(before) == 1:
             share_threads(before[0], self._num_lanes)
+        if self._budget.tuning is not None:
+            # As long as workers compute the lanes, these threads read nothing.
+            self._budget.tuning.restart()
 
     def fetch(self, lane: WorkerLane) -> None:
         """Compute elements of ``lane``, one if it takes long."""

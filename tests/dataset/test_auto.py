@@ -20,6 +20,7 @@ from gristmill import (
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.ahead.threads import start_thread
 from gristmill.dataset.executors.auto import Controller, Decision, Measured, most_workers
+from gristmill.dataset.executors.tuning import Tuning
 from gristmill.dataset.workers import threads as worker_threads
 from gristmill.experimental import multithread_prefetch
 
@@ -171,6 +172,54 @@ def test_a_short_measurement_is_enough_for_an_attempt_that_is_much_slower():
     controller = Controller(1, 4, 2)
     assert controller.decide(Measured(1.0, 100.0, 0.9, 1.0)).after == 4
     assert not controller.is_clear(70.0)  # they have just started
+
+
+class ConsumerBound:
+    """A model of 16 lanes, of which the consumer takes an output each 4 ms. Where it computes them
+    itself, it first takes what workers were ahead, and the first outputs of a lane take long.
+    """
+
+    is_settled, are_here, waited_seconds, num_delivered = True, False, 0.0, 0
+
+    def __init__(self, clock, num_ahead):
+        self.lanes, self.ready, self.num, self._clock = [self] * 16, [], 2, clock
+        self._num_ahead, self._num_here = num_ahead, 0
+
+    @property
+    def num_received(self):
+        return self.num_delivered + self._num_ahead
+
+    def busy(self):
+        return 0.0
+
+    def cpu_seconds(self):
+        return None
+
+    def receive(self, num):
+        self.num_delivered += 1
+        if not self.num:
+            self._num_ahead = max(0, self._num_ahead - 1)
+            if not self._num_ahead:
+                self._num_here += 1
+                self._pass(0.03 if self._num_here < 2 * len(self.lanes) else 0.0)
+        else:
+            self._num_here = 0
+        self._clock[0] += 0.004
+
+    def _pass(self, seconds):
+        self._clock[0] += seconds
+        self.waited_seconds += seconds
+
+
+def test_no_workers_are_judged_when_the_consumer_computes_everything(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("gristmill.dataset.executors.tuning.time.monotonic", lambda: clock[0])
+    for num_ahead in range(3000, 4000, 100):
+        lanes, tuning = ConsumerBound(clock, num_ahead), Tuning(0, 4, 2)
+        for i in range(20_000):
+            decision = tuning.receive(lanes, i % 16, 1)
+            lanes.num = lanes.num if decision is None else decision.after
+        assert [(x.before, x.after) for x in tuning.decisions] == [(2, 1), (1, 0)]
 
 
 def test_a_load_that_changes_is_followed():
