@@ -8,9 +8,15 @@ import logging
 import time
 from typing import Any
 
-from gristmill.core.cgroup import usable_cpus
 from gristmill.dataset.ahead.sizes import mean_bytes
-from gristmill.dataset.executors.auto import Controller, Decision, Measured, is_window, kept
+from gristmill.dataset.executors.auto import (
+    Controller,
+    Decision,
+    Measured,
+    is_window,
+    kept,
+    own_cpus,
+)
 
 _log = logging.getLogger("gristmill")
 
@@ -138,4 +144,4 @@ class Tuning:
         before = self._cpu_before
         if before is None or cpu_seconds is None:
             return 0.0
-        return max(0.0, cpu_seconds - before) / seconds / usable_cpus()
+        return max(0.0, cpu_seconds - before) / seconds / own_cpus()

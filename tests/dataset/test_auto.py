@@ -1,9 +1,11 @@
 """``"auto"``: its stream is that of a fixed number, and the controller with models of loads."""
 
 import itertools
+import math
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 from computing_ahead import Crowd
 from refusing import assert_raises
@@ -18,8 +20,10 @@ from gristmill import (
     diagnostics,
 )
 from gristmill.core.ray_options import RayOptions
+from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.threads import start_thread
-from gristmill.dataset.executors.auto import Controller, Decision, Measured, most_workers
+from gristmill.dataset.ahead.tuning import ThreadTuning
+from gristmill.dataset.executors.auto import Controller, Decision, Measured, most_workers, own_cpus
 from gristmill.dataset.executors.tuning import Tuning
 from gristmill.dataset.workers import threads as worker_threads
 from gristmill.experimental import multithread_prefetch
@@ -232,12 +236,30 @@ def test_a_load_that_changes_is_followed():
     assert "the consumer waited" in str(decisions[-1])
 
 
+LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)
+
+
 def test_bounds(monkeypatch):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    whole = most_workers(None, 64)
+    for name in LOCAL_SIZES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("gristmill.dataset.executors.auto.usable_cpus", lambda: 6)
+    assert most_workers(None, 64) == 12 and own_cpus() == 6
     assert most_workers(1, 64) == 1 and most_workers(None, 1) == 1 and most_workers(0, 64) == 0
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert most_workers(None, 64) == max(1, whole // 2)
+    for name in LOCAL_SIZES:
+        for size, most, threads in (("4", 3, 2), ("99", 1, 1), ("0", 12, 6), ("2(x3)", 12, 6)):
+            monkeypatch.setenv(name, size)
+            assert most_workers(None, 64) == most
+            assert ThreadTuning(64, Budget()).num == threads
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("gristmill.dataset.executors.auto.available_memory", lambda: 5 << 28)
+    assert most_workers(None, 64) == 5
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert most_workers(None, 64) == 1
 
 
 def states_and_elements(it):
@@ -419,14 +441,29 @@ def test_threads_that_compute_lanes_are_found():
 
 
 def test_what_is_refused():
-    with pytest.raises(TypeError, match="num_workers must be an integer or 'auto', got 'many'"):
-        MultiprocessingOptions("many")
+    sampler = IndexSampler(4, shuffle=False, num_epochs=1)
+    ds = MapDataset.range(4).to_iter_dataset()
+    for name, make in (
+        ("num_workers", MultiprocessingOptions),
+        ("num_workers", RayOptions),
+        ("num_threads", ReadOptions),
+        ("num_threads", lambda num: ds.multithread_prefetch(num, 2)),
+        (
+            "worker_count",
+            lambda num: DataLoader(data_source=range(4), sampler=sampler, worker_count=num),
+        ),
+    ):
+        for value in ("many", "AUTO", "", "4", b"auto", ["auto"], 1.5, math.nan):
+            assert_raises(TypeError, f"{name} must be an integer or 'auto', got", make, value)
+        assert repr(make(np.str_("auto"))) == repr(make("auto"))
+        with pytest.raises(ValueError, match=f"{name} must be .* got -1"):
+            make(-1)
+    with pytest.raises(ValueError, match=r"num_lanes must be an integer in .*65536., got 65537"):
+        MultiprocessingOptions("auto", num_lanes=65537)
     with pytest.raises(ValueError, match="max_workers must be None unless num_workers is 'auto'"):
         MultiprocessingOptions(2, max_workers=3)
     with pytest.raises(ValueError, match="max_workers must be a positive integer, got 0"):
         RayOptions("auto", max_workers=0)
-    assert_raises(TypeError, "num_threads must be an integer or 'auto'", ReadOptions, "some")
     of_threads = "max_workers must be None unless num_threads is 'auto', got 2 beside 4"
     assert_raises(ValueError, of_threads, ReadOptions, 4, max_workers=2)
-    ds = MapDataset.range(4).to_iter_dataset()
     assert_raises(ValueError, of_threads, ds.multithread_prefetch, 4, 1, max_workers=2)
