@@ -582,3 +582,22 @@ def test_workers_in_a_profile_of_jax(tmp_path):
         name for name in (*wanted, b"MultiprocessPrefetchIterator.__next__") if name not in profile
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_lanes_that_come_to_a_worker_later_are_observed(executor):
+    def counted(view):
+        return sum([x.num_produced_elements for x in view.summary().values() if "add" in x.name])
+
+    def workers(given):
+        return MultiprocessingOptions(given, num_lanes=8, executor=executor)
+
+    ds = MapDataset.range(2000).map(add_one).to_iter_dataset(ReadOptions(0))
+    with iter(ds.mp_prefetch(workers(1))) as it, observe(it) as view:
+        found = [next(it) for _ in range(16)]
+        it.resize(3)
+        assert [*found, *it] == [*range(1, 2001)]
+        assert counted(view) == 2000
+    ds = MapDataset.range(10**6).map(add_one).to_iter_dataset(ReadOptions(0))
+    with iter(ds.mp_prefetch(workers("auto"))) as it, observe(it) as view:
+        assert any(counted(view) for x in it if not x % 100)
