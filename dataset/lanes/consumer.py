@@ -5,13 +5,14 @@ nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import Any
 
 from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
 from gristmill.dataset.lanes.processes import WorkerLane
@@ -26,11 +27,12 @@ class LanesHere:
     Args:
         task: the pipeline.
         budget: of the consumer.
+        report: is called with each iterator that is opened.
     """
 
     is_up = is_calm = True
 
-    def __init__(self, task: PipelineTask, budget: Budget) -> None:
+    def __init__(self, task: PipelineTask, budget: Budget, report: Callable[[Any], None]) -> None:
         self.lanes: dict[int, WorkerLane] = {}
         self.leaving: set[int] = set()
         self.left: list[tuple[WorkerLane, Any]] = []
@@ -40,8 +42,13 @@ class LanesHere:
         self._producer = PipelineProducer(replace(task, budget=budget), 0, 1)
         self._num_lanes = task.num_lanes
         self._reads_ahead = True
-        self._budget = budget
+        self._budget, self._report = budget, report
         self._is_closed = False
+
+    @property
+    def iterators(self) -> list[DatasetIterator[Any]]:
+        """Return the open iterators of lanes."""
+        return self._producer.iterators
 
     def text(self, lane: WorkerLane) -> str:
         """Return the owner that computes a lane."""
@@ -120,6 +127,7 @@ class LanesHere:
         producer = self._producer
         before = producer.iterators
         producer.add(number, self._states[number])
+        self._report(producer.iterator(number))
         if self._is_closed:  # by another thread
             producer.close()
             return

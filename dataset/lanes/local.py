@@ -149,6 +149,10 @@ class LocalLanes:
         self.is_settled = not self._was_resized
         return lane.owner.skip(lane, state)
 
+    def drawn_from(self) -> Sequence[Any]:
+        """Return the open iterators of lanes that the consumer computes itself."""
+        return () if self._here is None else self._here.iterators
+
     def close(self) -> None:
         """End what the consumer computes itself. Any thread may call this."""
         if self._here is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -155,6 +155,10 @@ class LanesOnRay:
 
     are_here = False  # actors compute all lanes
     refusal = None  # where there is no room, they come later
+
+    def drawn_from(self) -> Sequence[Any]:
+        """Return nothing, as the consumer computes nothing itself."""
+        return ()
 
     def close(self) -> None:
         """Do nothing: the consumer computes nothing itself."""

@@ -601,3 +601,18 @@ def test_lanes_that_come_to_a_worker_later_are_observed(executor):
     ds = MapDataset.range(10**6).map(add_one).to_iter_dataset(ReadOptions(0))
     with iter(ds.mp_prefetch(workers("auto"))) as it, observe(it) as view:
         assert any(counted(view) for x in it if not x % 100)
+
+
+@pytest.mark.parametrize("num_before", [0, 100])
+def test_what_the_consumer_computes_itself_is_observed_with_auto(num_before):
+    ds = MapDataset.range(2000).map(add_one).to_iter_dataset(ReadOptions(0))
+    with iter(ds.mp_prefetch(MultiprocessingOptions("auto"))) as it:
+        it.resize(0)
+        assert len([next(it) for _ in range(num_before)]) == num_before
+        with observe(it) as view:
+            num = len([*it])
+            stages = view.summary().values()
+            (counted,) = [x.num_produced_elements for x in stages if "add_one" in x.name]
+            # What was computed before the observer came is not counted.
+            assert counted == num if not num_before else 0 < counted < num
+            assert "elements/s; the consumer waited" in str(view.diagnosis())
