@@ -134,9 +134,11 @@ class Tuning:
         the former, which may take long, nothing is computed, and the latter has not begun.
         """
         num = lanes.num_received - self._num_received
-        if not num:
+        is_over = seconds >= _SETTLE_SECONDS or num >= _SETTLE_ELEMENTS * len(lanes.lanes)
+        waited = lanes.waited_seconds - self._waited_before
+        if not num or (is_over and lanes.are_beginning and waited < seconds / 2):
             self._begin(now, lanes)
-        elif seconds >= _SETTLE_SECONDS or num >= _SETTLE_ELEMENTS * len(lanes.lanes):
+        elif is_over:
             self._is_settling = False
             self._begin(now, lanes)
 

@@ -46,6 +46,11 @@ class LanesHere:
         self._is_closed = False
 
     @property
+    def are_beginning(self) -> bool:
+        """True if nothing was computed yet of some lanes."""
+        return not all([self._producer.has(number) for number in filter(self.computes, self.lanes)])
+
+    @property
     def iterators(self) -> list[DatasetIterator[Any]]:
         """Return the open iterators of lanes."""
         return self._producer.iterators

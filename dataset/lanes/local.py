@@ -90,6 +90,11 @@ class LocalLanes:
         return self._here is not None and len(self._here.lanes) == len(self.lanes)
 
     @property
+    def are_beginning(self) -> bool:
+        """True if there are lanes of which the consumer is to compute the first output."""
+        return self._here is not None and self._here.are_beginning
+
+    @property
     def waited_seconds(self) -> float:
         """Return for how long the consumer has waited for the workers that there are, or has
         computed itself.

@@ -153,7 +153,7 @@ class LanesOnRay:
         self.is_settled = False  # the requested actors are there, or have no room
         self._settled_by = time.monotonic() + _ROOM_SECONDS
 
-    are_here = False  # actors compute all lanes
+    are_here = are_beginning = False  # actors compute all lanes
     refusal = None  # where there is no room, they come later
 
     def drawn_from(self) -> Sequence[Any]:

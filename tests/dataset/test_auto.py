@@ -193,6 +193,10 @@ class ConsumerBound:
     def num_received(self):
         return self.num_delivered + self._num_ahead
 
+    @property
+    def are_beginning(self):
+        return not self.num and self._num_here < 5 * len(self.lanes)
+
     def busy(self):
         return 0.0
 
@@ -205,7 +209,7 @@ class ConsumerBound:
             self._num_ahead = max(0, self._num_ahead - 1)
             if not self._num_ahead:
                 self._num_here += 1
-                self._pass(0.03 if self._num_here < 2 * len(self.lanes) else 0.0)
+                self._pass(0.002 if self.are_beginning else 0.0)
         else:
             self._num_here = 0
         self._clock[0] += 0.004
