@@ -98,7 +98,7 @@ class WorkerPool:
         """Have ``count`` workers. The last ones end without a wait.
 
         Raises:
-            OSError, RuntimeError: the system does not give so many. Those that have started stay.
+            OSError, RuntimeError: the system gives fewer. Those that have started stay.
         """
         if count != len(self.workers):
             uninterrupted(partial(self._resize, count))

@@ -161,15 +161,9 @@ class PoolExecutor(Executor):
             self._report_pool(pool)
 
     def _start_in(self, pool: object, states: Mapping[int, Any]) -> None:
-        here = None
-        if self._may_be_here:
-            here = LanesHere(self._task, self.ctx.budget, self._opened_here)
+        here = LanesHere(self._task, self.ctx.budget, self.opens) if self._may_be_here else None
         lanes = LocalLanes(pool, self._task.num_lanes, self._numbers(), here, self._num_workers)
         self._use_lanes(lanes, states)
-
-    def _opened_here(self, it: object) -> None:
-        if self._report_opened is not None:
-            self._report_opened(it)
 
     def drawn_from(self) -> Sequence[Any]:
         return () if self._lanes is None else self._lanes.drawn_from()

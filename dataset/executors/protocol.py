@@ -145,6 +145,11 @@ class Executor(abc.ABC):
             for it in self.drawn_from():
                 report(it)
 
+    def opens(self, it: DatasetIterator[Any] | None) -> None:
+        """Take note that the caller draws from ``it``."""
+        if self._report_opened is not None:
+            self._report_opened(it)
+
     def drawn_from(self) -> Sequence[DatasetIterator[Any]]:
         """Return the open iterators of shards that the caller computes."""
         return ()

@@ -414,7 +414,7 @@ def take_snapshot(observer: Any) -> Snapshot:
         offset = len(records)
         root = _add_workers(records, reports, places)
         if root is not None:
-            # What the consumer itself has computed of the same stages is left out.
+            # What the consumer itself has computed of the same stages is not shown.
             records[number].inputs[:] = [root]
             timelines += [(lane, offset) for report in reports for lane in report.lanes]
             nodes = sorted({report.node for report in reports})

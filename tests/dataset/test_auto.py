@@ -338,7 +338,7 @@ def test_the_first_output_needs_no_worker_and_has_all_threads(executor):
 
 
 def no_more_than(num, monkeypatch):
-    """Lets the system give so many threads to workers."""
+    """Lets the system give this number of threads to workers."""
 
     def start_or_refuse(*args):
         nonlocal num

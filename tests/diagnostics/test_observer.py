@@ -585,7 +585,7 @@ def test_workers_in_a_profile_of_jax(tmp_path):
 
 
 def num_read(view):
-    """The number of elements that lanes have read, as far as it is observed."""
+    """The number of elements that lanes have read while observed."""
     read = [x for x in view.summary().values() if x.name.startswith("PrefetchDatasetIterator")]
     return sum([x.num_produced_elements for x in read])
 
