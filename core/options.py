@@ -151,11 +151,9 @@ class MultiprocessingOptions:
     def _check_lanes(self) -> None:
         if self.num_lanes is not None:
             self.num_lanes = as_int("num_lanes", self.num_lanes, minimum=1)
-            if (
-                not (0 if self.num_workers == "auto" else self.num_workers)
-                <= self.num_lanes
-                <= MAX_LANES
-            ):
+            if self.num_workers == "auto":
+                as_int("num_lanes", self.num_lanes, minimum=1, maximum=MAX_LANES)
+            elif not self.num_workers <= self.num_lanes <= MAX_LANES:
                 raise ValueError(
                     f"num_lanes must be at least num_workers, {self.num_workers}, and at most"
                     f" {MAX_LANES}, got {self.num_lanes}: a worker computes whole lanes. Use fewer"
@@ -176,9 +174,12 @@ def _shown(options: Any, always: Sequence[str]) -> str:
 
 def number_or_auto(name: str, value: Any, minimum: int) -> Any:
     """Return ``value``, which is ``"auto"`` or an integer of at least ``minimum``."""
-    if isinstance(value, str) and value != "auto":
-        raise TypeError(f"{name} must be an integer or 'auto', got {value!r:.200}")
-    return value if isinstance(value, str) else as_int(name, value, minimum=minimum)
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    if not hasattr(value, "__index__"):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be an integer or 'auto', got {value!r:.200} of type {kind}")
+    return as_int(name, value, minimum=minimum)
 
 
 def check_max_workers(

@@ -244,10 +244,12 @@ class Worker(Generic[Chunk]):
         receiving: Wrap | None,
         storing: Wrap | None,
     ) -> None:
-        """Lets an observer see when the producer is started, and time how long outputs are encoded,
-        messages waited for, and stored where the connection has a store.
+        """Lets an observer see when the producer is started and gets lanes, and time how long
+        outputs are encoded, messages waited for, and stored where the connection has a store.
         """
         shadow_for_good(self.producer, "start", starting)
+        if hasattr(self.producer, "add"):
+            shadow_for_good(self.producer, "add", starting)
         shadow_for_good(self._encoder, "encode", encoding)
         shadow_for_good(self._connection, "receive", receiving)
         if hasattr(self._connection, "hand_over"):

@@ -95,24 +95,34 @@ class WorkerPool:
                     worker.kill()
 
     def resize(self, count: int) -> None:
-        """Have ``count`` workers. The last ones end without a wait."""
-        if count != self._count:
+        """Have ``count`` workers. The last ones end without a wait.
+
+        Raises:
+            OSError, RuntimeError: the system gives fewer. Those that have started stay.
+        """
+        if count != len(self.workers):
             uninterrupted(partial(self._resize, count))
 
     def _resize(self, count: int) -> None:
         with self._replacing:
             self._count = count
-            while len(self.workers) > count:
-                registry.remove_worker(self.workers.pop())
-            while len(self.workers) < count and not self._is_closed:
-                worker = with_descriptors(
-                    partial(self._new_worker, len(self.workers), self._fork_server())
-                )
-                self.workers.append(worker)
-                if self.on_start is not None:
-                    self.on_start(worker)
-                if self.is_closed:  # in the meantime
-                    worker.kill()
+            try:
+                self._start_or_end(count)
+            finally:
+                self._count = len(self.workers)
+
+    def _start_or_end(self, count: int) -> None:
+        while len(self.workers) > count:
+            registry.remove_worker(self.workers.pop())
+        while len(self.workers) < count and not self._is_closed:
+            worker = with_descriptors(
+                partial(self._new_worker, len(self.workers), self._fork_server())
+            )
+            self.workers.append(worker)
+            if self.on_start is not None:
+                self.on_start(worker)
+            if self.is_closed:  # in the meantime
+                worker.kill()
 
     def runs(self, payload: Payload, count: int) -> bool:
         """True if the pool runs exactly this task."""

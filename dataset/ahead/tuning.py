@@ -4,13 +4,20 @@ be.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from gristmill.core.cgroup import usable_cpus
-from gristmill.dataset.executors.auto import Controller, Decision, Measured, is_window, kept
+from gristmill.dataset.executors.auto import (
+    Controller,
+    Decision,
+    Measured,
+    is_window,
+    kept,
+    own_cpus,
+)
 
 if TYPE_CHECKING:
     from gristmill.dataset.ahead.budget import Budget, ReadingClient
@@ -29,7 +36,7 @@ class ThreadTuning:
     def __init__(self, most: int, budget: Budget) -> None:
         self.decisions: list[Decision] = []
         self._budget = weakref.proxy(budget)
-        self._controller = Controller(1, most, min(usable_cpus(), most), "threads")
+        self._controller = Controller(1, most, min(math.ceil(own_cpus()), most), "threads")
         self._begin(time.perf_counter())
 
     @property
@@ -49,6 +56,11 @@ class ThreadTuning:
         self._began = now
         self._before = budget.num_drawn, budget.waited_seconds, budget.cpu_seconds
         self._busy, self._num_looks = 0.0, 0
+
+    def restart(self) -> None:
+        """Measure from now on, since threads begin to read something else."""
+        with self._budget.lock:
+            self._begin(time.perf_counter())
 
     def jump(self, seconds: float) -> None:
         """Allow the largest number, since an element took ``seconds`` with next to no CPU time,

@@ -64,8 +64,8 @@ class Measured(NamedTuple):
         busy: the share of looks at workers at which they had nothing ready.
         cpus: how many CPUs the threads used, on average; 0 if that is not known.
         sent: bytes per second that workers have sent.
-        load: the share of all usable CPUs that this process and its workers used; 0 if that is not
-            known.
+        load: the CPUs that this process and its workers used, divided by ``own_cpus``; 0 if that
+            is not known.
     """
 
     now: float
@@ -264,6 +264,16 @@ class Controller:
         self._best, self._is_settled, self._is_enough = None, False, True
         return self._change(now, self._most, self._kind, reason)
 
+    def refuse(self, now: float, num: int, reason: str, *, of_kind: bool) -> Decision:
+        """Return the change to the ``num`` workers that there are, since the last change could not
+        be made: of the kind if ``of_kind``, else of the number.
+        """
+        self._best, self._is_enough, self._has_other = None, True, False
+        kind = _OTHER[self._kind] if of_kind else self._kind
+        decision = self._change(now, num, kind, reason)
+        self._most = max(num, self._least)
+        return decision
+
     def _most_of(self, kind: Kind) -> int:
         return self._most if kind == self._kind else self._other_most
 
@@ -327,6 +337,18 @@ def most_threads(max_workers: int | None, num_lanes: int) -> int:
     return num_lanes if max_workers is None else min(num_lanes, max_workers)
 
 
+def own_cpus() -> float:
+    """Return how many CPUs this process may use, where those of one training run on this machine
+    share them.
+    """
+    return usable_cpus() / _num_processes()
+
+
+def _num_processes() -> int:
+    given = [os.environ.get(name, "") for name in _LOCAL_SIZES]
+    return next((max(1, int(number)) for number in given if number.isdecimal()), 1)
+
+
 def most_workers(max_workers: int | None, num_lanes: int) -> int:
     """Return the largest number of workers that this process may start: two for each CPU that is
     its own.
@@ -337,11 +359,8 @@ def most_workers(max_workers: int | None, num_lanes: int) -> int:
         max_workers: what the user allows.
         num_lanes: a worker computes whole lanes.
     """
-    num_processes = next(
-        (int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), 1
-    )
-    num_processes = max(1, num_processes)
-    most = max(1, 2 * usable_cpus() // num_processes)
+    num_processes = _num_processes()
+    most = max(1, int(2 * own_cpus()))
     memory = available_memory() / num_processes
     if memory < most * _WORKER_BYTES:
         most = max(1, int(memory // _WORKER_BYTES))

@@ -92,28 +92,46 @@ class PoolExecutor(Executor):
         self.tuning = Tuning(int(not may_be_here), most, self._num_workers, most_threads)
 
     def receive(self, number: int, num: int) -> None:
-        if self.tuning is None or self._lanes is None or not self.tuning.is_on:
+        lanes = self._lanes
+        if self.tuning is None or lanes is None or not self.tuning.is_on:
             super().receive(number, num)
             return
-        decision = self.tuning.receive(self._lanes, number, num)
+        try:
+            decision = self.tuning.receive(lanes, number, num)
+        except Exception as error:
+            if error is not lanes.refusal:
+                raise
+            self._num_workers = len(self.workers)
+            self.tuning.refuse(self._num_workers, error)
+            self.receive(number, num)
+            return
         if decision is None:
             return
         if decision.kind is None:
             self._use(decision.after)
-        else:
+            return
+        try:
             self.change_kind(decision.kind, decision.after)
+        except Exception as error:
+            self.tuning.refuse(self._num_workers, error, of_kind=True)
 
     def change_kind(self, kind: Kind, num_workers: int) -> None:
         """Let workers of another kind compute the lanes, from the next output of each on. The
         others are idle when they have left all lanes.
         """
-        former, lanes = self.pool, self._lanes
+        former, lanes, given = self.pool, self._lanes, (self._options, self._num_workers)
         assert isinstance(lanes, LocalLanes)
         self._options = replace(self._options, executor=kind)
         self._num_workers = num_workers
+        try:
+            pool = self._acquired()
+            pool.resize(num_workers)
+        except Exception:
+            self._options, self._num_workers = given
+            if self.pool is not former:
+                registry.release(self._held.pop())
+            raise
         former.on_start = None  # an observer learns of the new pool
-        pool = self._acquired()
-        pool.resize(num_workers)
         lanes.move_to(pool, self._release_former)
         self._report(pool)
 
@@ -143,11 +161,15 @@ class PoolExecutor(Executor):
             self._report_pool(pool)
 
     def _start_in(self, pool: object, states: Mapping[int, Any]) -> None:
-        here = LanesHere(self._task, self.ctx.budget) if self._may_be_here else None
+        here = LanesHere(self._task, self.ctx.budget, self.opens) if self._may_be_here else None
         lanes = LocalLanes(pool, self._task.num_lanes, self._numbers(), here, self._num_workers)
         self._use_lanes(lanes, states)
 
+    def drawn_from(self) -> Sequence[Any]:
+        return () if self._lanes is None else self._lanes.drawn_from()
+
     def _use_lanes(self, lanes: LocalLanes | LanesOnRay, states: Mapping[int, Any]) -> None:
+        self._end_lanes()
         self._lanes, self.shards = lanes, [*lanes.lanes]
         lanes.start({**states})
         if self.tuning is not None:
@@ -265,7 +287,7 @@ class PoolExecutor(Executor):
 
     def rest(self) -> None:
         super().rest()
-        self._lanes = None
+        self._end_lanes()
         self._release_former()
         pool = self.pool
         if pool is not None:
@@ -277,8 +299,14 @@ class PoolExecutor(Executor):
                 self._release_unless_held(pool)
                 raise
 
+    def _end_lanes(self) -> None:
+        lanes, self._lanes = self._lanes, None
+        if lanes is not None:
+            lanes.close()
+
     def close(self) -> None:
         super().close()
+        self._end_lanes()
         self._release_former()
         pool = self.pool
         if pool is None and self._released is not None and registry.use(self._released):

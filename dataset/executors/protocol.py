@@ -139,8 +139,20 @@ class Executor(abc.ABC):
         return WorkAhead(True, None, sum([len(shard.ready) for shard in [*self.shards]]))
 
     def report_opened(self, report: Report | None) -> None:
-        """Call ``report`` with each iterator that is opened in this process from now on."""
+        """Call ``report`` with each iterator that the caller draws from, now and from now on."""
         self._report_opened = report
+        if report is not None:
+            for it in self.drawn_from():
+                report(it)
+
+    def opens(self, it: DatasetIterator[Any] | None) -> None:
+        """Take note that the caller draws from ``it``."""
+        if self._report_opened is not None:
+            self._report_opened(it)
+
+    def drawn_from(self) -> Sequence[DatasetIterator[Any]]:
+        """Return the open iterators of shards that the caller computes."""
+        return ()
 
     def report_pool(self, report: Report | None) -> None:
         """Call ``report`` with the pool of workers that is used, now or whenever that is another

@@ -4,12 +4,21 @@ the kind of workers.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
-from gristmill.core.cgroup import usable_cpus
 from gristmill.dataset.ahead.sizes import mean_bytes
-from gristmill.dataset.executors.auto import Controller, Decision, Measured, is_window, kept
+from gristmill.dataset.executors.auto import (
+    Controller,
+    Decision,
+    Measured,
+    is_window,
+    kept,
+    own_cpus,
+)
+
+_log = logging.getLogger("gristmill")
 
 _LOOK_SECONDS = 0.01  # between two looks at the workers
 _SHORT_SECONDS = 0.5  # of a measurement whose result is clear, and of one without workers
@@ -65,9 +74,25 @@ class Tuning:
             return None
         decision = self._look(lanes, lane, time.monotonic())
         if decision is not None:
-            self._is_settling = True
-            self.decisions = kept(self.decisions, decision)
+            self._note(decision)
         return decision
+
+    def refuse(self, num: int, error: Exception, *, of_kind: bool = False) -> None:
+        """Take note that the last change could not be made.
+
+        Args:
+            num: how many workers there are.
+            error: of the system.
+            of_kind: true if it was a change of the kind.
+        """
+        reason = f"the system gave no more: {type(error).__name__}: {error}"
+        decision = self._controller.refuse(time.monotonic(), num, reason, of_kind=of_kind)
+        _log.warning('"auto" continues: %s', decision)
+        self._note(decision)
+
+    def _note(self, decision: Decision) -> None:
+        self._is_settling = True
+        self.decisions = kept(self.decisions, decision)
 
     def _measure_without(self, lanes: Any, now: float) -> None:
         """Measure the consumer, as long as it computes all lanes while the first workers start."""
@@ -105,15 +130,20 @@ class Tuning:
 
     def _settle(self, lanes: Any, now: float, seconds: float) -> None:
         """Measure from when lanes deliver what was computed since a change. At first, they have
-        elements of before, and workers read ahead less than they may.
+        elements of before, and workers read ahead less than they may. Until the consumer has taken
+        the former, which may take long, nothing is computed, and the latter has not begun.
         """
         num = lanes.num_received - self._num_received
-        if seconds >= _SETTLE_SECONDS or num >= _SETTLE_ELEMENTS * len(lanes.lanes):
-            self._is_settling = not num
+        is_over = seconds >= _SETTLE_SECONDS or num >= _SETTLE_ELEMENTS * len(lanes.lanes)
+        waited = lanes.waited_seconds - self._waited_before
+        if not num or (is_over and lanes.are_beginning and waited < seconds / 2):
+            self._begin(now, lanes)
+        elif is_over:
+            self._is_settling = False
             self._begin(now, lanes)
 
     def _load(self, cpu_seconds: float | None, seconds: float) -> float:
         before = self._cpu_before
         if before is None or cpu_seconds is None:
             return 0.0
-        return max(0.0, cpu_seconds - before) / seconds / usable_cpus()
+        return max(0.0, cpu_seconds - before) / seconds / own_cpus()

@@ -5,13 +5,14 @@ nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import Any
 
 from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
 from gristmill.dataset.lanes.processes import WorkerLane
@@ -26,11 +27,12 @@ class LanesHere:
     Args:
         task: the pipeline.
         budget: of the consumer.
+        report: is called with each iterator that is opened.
     """
 
     is_up = is_calm = True
 
-    def __init__(self, task: PipelineTask, budget: Budget) -> None:
+    def __init__(self, task: PipelineTask, budget: Budget, report: Callable[[Any], None]) -> None:
         self.lanes: dict[int, WorkerLane] = {}
         self.leaving: set[int] = set()
         self.left: list[tuple[WorkerLane, Any]] = []
@@ -40,6 +42,18 @@ class LanesHere:
         self._producer = PipelineProducer(replace(task, budget=budget), 0, 1)
         self._num_lanes = task.num_lanes
         self._reads_ahead = True
+        self._budget, self._report = budget, report
+        self._is_closed = False
+
+    @property
+    def are_beginning(self) -> bool:
+        """True if nothing was computed yet of some lanes."""
+        return not all([self._producer.has(number) for number in filter(self.computes, self.lanes)])
+
+    @property
+    def iterators(self) -> list[DatasetIterator[Any]]:
+        """Return the open iterators of lanes."""
+        return self._producer.iterators
 
     def text(self, lane: WorkerLane) -> str:
         """Return the owner that computes a lane."""
@@ -51,6 +65,11 @@ class LanesHere:
     def computes(self, number: int) -> bool:
         """Return true if this computes a lane."""
         return number in self._states and self.lanes[number].is_running
+
+    def close(self) -> None:
+        """End what reads ahead. Any thread may call this."""
+        self._is_closed = True
+        self._producer.close()
 
     def start(self, states: dict[int, Any]) -> None:
         """Compute these lanes from these states on, each when it is fetched."""
@@ -113,12 +132,19 @@ class LanesHere:
         producer = self._producer
         before = producer.iterators
         producer.add(number, self._states[number])
+        self._report(producer.iterator(number))
+        if self._is_closed:  # by another thread
+            producer.close()
+            return
         if not self._reads_ahead:
             producer.drain(number)
         elif not before:
             share_threads(producer.iterators[0], 1)
         elif len(before) == 1:
             share_threads(before[0], self._num_lanes)
+        if self._budget.tuning is not None:
+            # As long as workers compute the lanes, these threads read nothing.
+            self._budget.tuning.restart()
 
     def fetch(self, lane: WorkerLane) -> None:
         """Compute elements of ``lane``, one if it takes long."""

@@ -60,6 +60,7 @@ class LocalLanes:
         self._num_before = 0  # elements received from workers that are gone
         self._former: list[LanesOfWorker] = []  # of workers of another kind, which leave
         self._release_former: Callable[[], None] = _nothing
+        self.refusal: Exception | None = None  # of the system, to start a worker
         self._add_groups(count)
         if here is not None:
             here.add(self.lanes, {})
@@ -87,6 +88,11 @@ class LocalLanes:
     def are_here(self) -> bool:
         """True if the consumer computes all lanes."""
         return self._here is not None and len(self._here.lanes) == len(self.lanes)
+
+    @property
+    def are_beginning(self) -> bool:
+        """True if there are lanes of which the consumer is to compute the first output."""
+        return self._here is not None and self._here.are_beginning
 
     @property
     def waited_seconds(self) -> float:
@@ -148,6 +154,15 @@ class LocalLanes:
         self.is_settled = not self._was_resized
         return lane.owner.skip(lane, state)
 
+    def drawn_from(self) -> Sequence[Any]:
+        """Return the open iterators of lanes that the consumer computes itself."""
+        return () if self._here is None else self._here.iterators
+
+    def close(self) -> None:
+        """End what the consumer computes itself. Any thread may call this."""
+        if self._here is not None:
+            self._here.close()
+
     def resize(self, num: int) -> None:
         """Let ``num`` workers compute the lanes from now on. Another thread may call this."""
         self._num_asked, self._was_resized, self.is_settled = num, True, False
@@ -192,13 +207,22 @@ class LocalLanes:
                 self.is_settled = False
 
     def _recruit(self, wanted: int) -> None:
-        """Start workers, so that there are ``wanted``."""
-        if len(self._groups) < wanted:
-            self._pool.resize(wanted)
-            self._add_groups(wanted)
-            self._recount(wanted)
-        for group in self._groups:
-            group.begin()
+        """Start workers, so that there are ``wanted``. If the system does not give them, those that
+        there are continue.
+        """
+        try:
+            if len(self._groups) < wanted:
+                self._pool.resize(wanted)
+                self._add_groups(wanted)
+                self._recount(wanted)
+            for group in self._groups:
+                group.begin()
+        except Exception as error:
+            num = max([i + 1 for i, group in enumerate(self._groups) if group.has_begun], default=0)
+            self.refusal, self._num_asked = error, num
+            del self._groups[num:]
+            self._pool.resize(num)
+            raise
 
     def _dismiss(self, wanted: int) -> None:
         """End the workers beyond ``wanted``, which have no lanes that run."""

@@ -201,13 +201,13 @@ class LanesOfWorker(NamedWorker):
         self._suspect: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
         self.num_received = 0  # elements
-        self._has_begun = False  # the worker computes nothing that was requested before
+        self.has_begun = False  # the worker computes nothing that was requested before
 
     def begin(self) -> None:
         """Let the worker start, and wait for lanes."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
             self._pool.worker(self._index).start({})
+            self.has_begun = True
 
     def start(self, states: dict[int, Any]) -> None:
         """Begins to compute these lanes from these states on. They are needed in this order."""
@@ -257,7 +257,7 @@ class LanesOfWorker(NamedWorker):
         new = {number: state for number, state in states.items() if self.lanes[number].is_running}
         if new:
             worker = self._pool.workers[self._index]
-            is_running = self._has_begun and worker.generation and worker.is_alive()
+            is_running = self.has_begun and worker.generation and worker.is_alive()
             if is_running and self.is_calm and not self.leaving & new.keys():
                 worker.change_lanes(new, [])
             else:
@@ -285,7 +285,7 @@ class LanesOfWorker(NamedWorker):
         )
         if running:
             states, skip = {n: self._states[n] for n in running}, self._skipping is not None
-            self._has_begun = True
+            self.has_begun = True
             self._pool.worker(self._index).start(states, skip=skip, quarantine=self._quarantine)
 
     def fetch(self, lane: WorkerLane) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -153,7 +153,15 @@ class LanesOnRay:
         self.is_settled = False  # the requested actors are there, or have no room
         self._settled_by = time.monotonic() + _ROOM_SECONDS
 
-    are_here = False  # actors compute all lanes
+    are_here = are_beginning = False  # actors compute all lanes
+    refusal = None  # where there is no room, they come later
+
+    def drawn_from(self) -> Sequence[Any]:
+        """Return nothing, as the consumer computes nothing itself."""
+        return ()
+
+    def close(self) -> None:
+        """Do nothing: the consumer computes nothing itself."""
 
     @property
     def num_received(self) -> int:

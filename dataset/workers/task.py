@@ -166,6 +166,10 @@ class PipelineProducer:
         """Return true if the lane is open."""
         return number in self._lanes and self._lanes[number].iterator is not None
 
+    def iterator(self, number: int) -> DatasetIterator[Any] | None:
+        """Return the iterator of a lane, if it is open."""
+        return self._lanes[number].iterator
+
     def forget(self, number: int) -> None:
         """Close a lane, if it is open."""
         if number in self._lanes:

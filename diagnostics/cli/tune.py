@@ -14,13 +14,15 @@ from operator import attrgetter
 from typing import Any
 
 from gristmill.core.options import AUTO_LANES, MAX_LANES, MultiprocessingOptions, ReadOptions
-from gristmill.core.ray_options import WorkerOptions
+from gristmill.core.ray_options import WorkerOptions, in_lanes
 from gristmill.core.value import Value
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors, computed_by
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.executors.auto import most_workers
+from gristmill.dataset.lanes.rows import LaneRowsIterDataset
+from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.stream_interleave import StreamInterleaveIterDataset
@@ -117,7 +119,9 @@ def tune(args: Namespace) -> Lines:
         texts = [text for text, other in failures.items() if other == reason]
         yield f"not measured: {', '.join(texts)}: {reason}"
     workers = best.setting if best.setting.num_workers else "no workers"
-    yield f"\nBest: {workers}, {best.setting.num_threads} threads that read"
+    num_threads = best.setting.num_threads
+    threads = "1 thread that reads" if num_threads == 1 else f"{num_threads} threads that read"
+    yield f"\nBest: {workers}, {threads}"
     yield from code
     return 0
 
@@ -151,14 +155,20 @@ class Sweep:
             for node in nodes
             if isinstance(node, PrefetchIterDataset)
         ]
+        # Workers are given to one of these stages, or to ``mp_prefetch`` after all.
+        self._has_place = any([node._gm_starts_workers or _is_global(node) for node in nodes])
+        self._is_global = any(map(_is_global, nodes))
         self._order = "stream" if any(map(_is_in_stream_order, nodes)) else "workers"
-        own = self._options.num_lanes if self._options else None
+        options = self._options or MultiprocessingOptions()
+        own = options.num_lanes if self._order == "stream" else in_lanes(options).num_lanes
+        # Without workers, too, the stream is that of the lanes that the pipeline has.
+        self._has_lanes = self._order == "workers" and own is not None
         self._num_lanes = own if self._order == "stream" else own or AUTO_LANES
         self._most = most_workers(max_workers, self._num_lanes or MAX_LANES)
 
     def settings(self) -> Iterator[Setting]:
         """Yield the settings to measure."""
-        own = self._reads[0].num_threads if self._reads else 0
+        own = _fixed(self._reads[0].num_threads) if self._reads else 0
         for num_threads in sorted({own, *_NUM_THREADS}) if self._reads else (0,):
             yield Setting(0, "processes", num_threads)
         executors = ("threads",) if missing_calls() else ("threads", "processes")
@@ -172,17 +182,19 @@ class Sweep:
         options = self._with_number(setting)
         tuned = VariedStreams(partial(_tuned, options, setting.num_threads))
         stream: IterDataset[Any] = tuned.replaced(self._stream)
-        has_workers = any([node._gm_starts_workers for node in ancestors(self._stream)])
-        return stream if has_workers or not options.num_workers else stream.mp_prefetch(options)
+        if self._has_place or not _computes_lanes(options):
+            return stream
+        return stream.mp_prefetch(options)
 
     def _with_number(self, setting: Setting) -> MultiprocessingOptions:
         given = self._options or MultiprocessingOptions()
         executor: Any = setting.executor
+        has_lanes = setting.num_workers > 0 or self._has_lanes
         return dataclasses.replace(
             given,
             num_workers=setting.num_workers,
             per_worker_buffer_size=max(1, given.per_worker_buffer_size),
-            num_lanes=self._num_lanes,
+            num_lanes=self._num_lanes if has_lanes and not self._is_global else None,
             executor=executor,
             worker_env=given.worker_env if executor == "processes" else None,
             max_workers=None,
@@ -191,38 +203,56 @@ class Sweep:
     def code(self, setting: Setting) -> Iterator[str]:
         """Yield lines of Python that make the pipeline with a setting."""
         if self._reads:
-            reads = dataclasses.replace(self._reads[0], num_threads=setting.num_threads)
-            yield f"read_options = grain.{_fitting(reads)}"
-        if setting.num_workers:
-            yield f"workers = grain.{self._with_number(setting)}"
+            yield f"read_options = grain.{_with_threads(self._reads[0], setting.num_threads)}"
+        options = self._with_number(setting)
+        if _computes_lanes(options):
+            yield f"workers = grain.{options}"
         if isinstance(self._pipeline, DataLoader):
             names = ["read_options=read_options"]
-            names += ["workers=workers"] if setting.num_workers else ["worker_count=0"]
+            names += ["workers=workers"] if _computes_lanes(options) else ["worker_count=0"]
             yield f"loader = grain.DataLoader(..., {', '.join(names)})"
             return
         if self._reads:
             yield "ds = ds.to_iter_dataset(read_options)"
-        if setting.num_workers:
+        if _computes_lanes(options):
             order = ', order="stream"' if self._order == "stream" else ""
+            call = "global_batch(..., workers=workers)"
             yield "# then the other stages, and last"
-            yield f"ds = ds.mp_prefetch(workers{order})"
+            yield f"ds = ds.{call if self._is_global else f'mp_prefetch(workers{order})'}"
 
 
 def _tuned(options: MultiprocessingOptions, num_threads: int, stage: Any) -> Any:
     """Return a stage with other workers, or other threads that read."""
     if isinstance(stage, PrefetchIterDataset):
-        reads = dataclasses.replace(parameters_of(stage).read_options, num_threads=num_threads)
-        return computed_by(stage, threads=_fitting(reads))
-    if not stage._gm_starts_workers:
+        reads = _with_threads(parameters_of(stage).read_options, num_threads)
+        return computed_by(stage, threads=reads)
+    if isinstance(stage, GlobalBatchIterDataset):
+        workers = options if options.num_workers else None
+        given = parameters_of(stage).as_dict() | {"workers": workers}
+        return GlobalBatchIterDataset(stage.parents[0], **given)
+    # The lanes of a global batch are made again with it.
+    if not stage._gm_starts_workers or isinstance(stage.parents[0], LaneRowsIterDataset):
         return stage
-    return _with_workers(stage, options) if options.num_workers else stage.parents[0]
+    return _with_workers(stage, options) if _computes_lanes(options) else stage.parents[0]
+
+
+def _computes_lanes(options: MultiprocessingOptions) -> bool:
+    """Return true if options make lanes, which workers compute, or the consumer."""
+    return options.num_workers > 0 or options.num_lanes is not None
 
 
 def _workers_of(stage: Any) -> list[WorkerOptions]:
     """Return the options of the workers of a stage, if it has any."""
     if isinstance(stage, MultiprocessPrefetchIterDataset):
         return [parameters_of(stage).multiprocessing_options]
+    if _is_global(stage):
+        workers = parameters_of(stage).workers
+        return [] if workers is None else [workers]
     return [parameters_of(stage).workers.keywords["options"]] if _is_in_stream_order(stage) else []
+
+
+def _is_global(stage: Any) -> bool:
+    return isinstance(stage, GlobalBatchIterDataset)
 
 
 def _is_in_stream_order(stage: Any) -> bool:
@@ -239,11 +269,17 @@ def _with_workers(stage: Any, options: MultiprocessingOptions) -> Any:
     )
 
 
-def _fitting(reads: ReadOptions) -> ReadOptions:
-    """Return options with a buffer in which each thread has an element."""
-    if not 0 < reads.prefetch_buffer_size < reads.num_threads:
-        return reads
-    return dataclasses.replace(reads, prefetch_buffer_size=reads.num_threads)
+def _fixed(num_threads: Any) -> int:
+    """Return the number of threads, where ``"auto"`` is the usual one."""
+    number: int = ReadOptions().num_threads if num_threads == "auto" else num_threads
+    return number
+
+
+def _with_threads(reads: ReadOptions, num_threads: int) -> ReadOptions:
+    """Return options with this many threads, and a buffer in which each has an element."""
+    size = reads.prefetch_buffer_size
+    size = max(size, num_threads) if size else 0
+    return ReadOptions(num_threads, size)
 
 
 def _numbers_up_to(most: int) -> list[int]:

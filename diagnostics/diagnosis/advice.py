@@ -196,7 +196,7 @@ class Advisor:
 
     def _is_of_threads(self, key: int) -> bool:
         parts = self._capacity.stations[key].parts
-        return all([self._summary[part].place == "threads" for part in parts])
+        return bool(parts) and all([self._summary[part].place == "threads" for part in parts])
 
     def _capacity_is_read(self, key: int) -> bool:
         """True if the number of threads is that of ``ReadOptions``."""

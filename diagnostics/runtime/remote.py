@@ -409,10 +409,10 @@ class _Reporter:
                     self._observer.adopt_again(it)
                 self._observer.prepare()
 
-    def _start(self, original: Callable[..., Any], states: Any, *, skip: bool) -> Any:
+    def _start(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         # The first element is made after this, so it is observed.
         self._is_at_work = True
-        result = original(states, skip=skip)
+        result = original(*args, **options)
         self._join()
         return result
 

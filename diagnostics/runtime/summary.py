@@ -414,7 +414,8 @@ def take_snapshot(observer: Any) -> Snapshot:
         offset = len(records)
         root = _add_workers(records, reports, places)
         if root is not None:
-            records[number].inputs.append(root)
+            # What the consumer itself has computed of the same stages is not shown.
+            records[number].inputs[:] = [root]
             timelines += [(lane, offset) for report in reports for lane in report.lanes]
             nodes = sorted({report.node for report in reports})
             loads += [_load_of(number, node, reports, group) for node in nodes]

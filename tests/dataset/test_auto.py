@@ -1,12 +1,15 @@
 """``"auto"``: its stream is that of a fixed number, and the controller with models of loads."""
 
 import itertools
+import math
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 from computing_ahead import Crowd
 from refusing import assert_raises
+from waiting import running, wait_until
 
 from gristmill import (
     DataLoader,
@@ -17,7 +20,12 @@ from gristmill import (
     diagnostics,
 )
 from gristmill.core.ray_options import RayOptions
-from gristmill.dataset.executors.auto import Controller, Decision, Measured, most_workers
+from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.ahead.tuning import ThreadTuning
+from gristmill.dataset.executors.auto import Controller, Decision, Measured, most_workers, own_cpus
+from gristmill.dataset.executors.tuning import Tuning
+from gristmill.dataset.workers import threads as worker_threads
 from gristmill.experimental import multithread_prefetch
 
 SECONDS = 200
@@ -170,6 +178,58 @@ def test_a_short_measurement_is_enough_for_a_much_slower_try():
     assert not controller.is_clear(70.0)  # they have just started
 
 
+class ConsumerBound:
+    """A model of 16 lanes, of which the consumer takes an output each 4 ms. Where it computes them
+    itself, it first takes what workers were ahead, and the first outputs of a lane take long.
+    """
+
+    is_settled, are_here, waited_seconds, num_delivered = True, False, 0.0, 0
+
+    def __init__(self, clock, num_ahead):
+        self.lanes, self.ready, self.num, self._clock = [self] * 16, [], 2, clock
+        self._num_ahead, self._num_here = num_ahead, 0
+
+    @property
+    def num_received(self):
+        return self.num_delivered + self._num_ahead
+
+    @property
+    def are_beginning(self):
+        return not self.num and self._num_here < 5 * len(self.lanes)
+
+    def busy(self):
+        return 0.0
+
+    def cpu_seconds(self):
+        return None
+
+    def receive(self, num):
+        self.num_delivered += 1
+        if not self.num:
+            self._num_ahead = max(0, self._num_ahead - 1)
+            if not self._num_ahead:
+                self._num_here += 1
+                self._pass(0.002 if self.are_beginning else 0.0)
+        else:
+            self._num_here = 0
+        self._clock[0] += 0.004
+
+    def _pass(self, seconds):
+        self._clock[0] += seconds
+        self.waited_seconds += seconds
+
+
+def test_no_workers_are_judged_when_the_consumer_computes_everything(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("gristmill.dataset.executors.tuning.time.monotonic", lambda: clock[0])
+    for num_ahead in range(3000, 4000, 100):
+        lanes, tuning = ConsumerBound(clock, num_ahead), Tuning(0, 4, 2)
+        for i in range(20_000):
+            decision = tuning.receive(lanes, i % 16, 1)
+            lanes.num = lanes.num if decision is None else decision.after
+        assert [(x.before, x.after) for x in tuning.decisions] == [(2, 1), (1, 0)]
+
+
 def test_a_load_that_changes_is_followed():
     def load(num, t):
         return (100 * max(num, 0.5), 10_000) if t > 60 else (1000 * num or 300, 500)
@@ -180,12 +240,30 @@ def test_a_load_that_changes_is_followed():
     assert "the consumer waited" in str(decisions[-1])
 
 
+LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)
+
+
 def test_bounds(monkeypatch):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    whole = most_workers(None, 64)
+    for name in LOCAL_SIZES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("gristmill.dataset.executors.auto.usable_cpus", lambda: 6)
+    assert most_workers(None, 64) == 12 and own_cpus() == 6
     assert most_workers(1, 64) == 1 and most_workers(None, 1) == 1 and most_workers(0, 64) == 0
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert most_workers(None, 64) == max(1, whole // 2)
+    for name in LOCAL_SIZES:
+        for size, most, threads in (("4", 3, 2), ("99", 1, 1), ("0", 12, 6), ("2(x3)", 12, 6)):
+            monkeypatch.setenv(name, size)
+            assert most_workers(None, 64) == most
+            assert ThreadTuning(64, Budget()).num == threads
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("gristmill.dataset.executors.auto.available_memory", lambda: 5 << 28)
+    assert most_workers(None, 64) == 5
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert most_workers(None, 64) == 1
 
 
 def states_and_elements(it):
@@ -259,6 +337,65 @@ def test_the_first_output_needs_no_worker_and_has_all_threads(executor):
         assert len([*it]) == 96
 
 
+def no_more_than(num, monkeypatch):
+    """Lets the system give this number of threads to workers."""
+
+    def start_or_refuse(*args):
+        nonlocal num
+        if not num:
+            raise RuntimeError("can't start new thread")
+        num -= 1
+        return start_thread(*args)
+
+    monkeypatch.setattr(worker_threads, "start_thread", start_or_refuse)
+
+
+@pytest.mark.parametrize("num", [0, 1])
+def test_what_the_system_does_not_give_is_not_needed(num, monkeypatch, caplog):
+    no_more_than(num, monkeypatch)
+    with iter(MapDataset.range(600).to_iter_dataset().mp_prefetch(AUTO)) as it:
+        assert [*itertools.islice(it, 300)] == [*range(300)]
+        it.set_state(it.get_state())
+        assert len(it.executor.workers) == num
+        (decision,) = it.executor.tuning.decisions
+        assert str(decision) == (
+            f"2 → {num} workers: the system gave no more: RuntimeError: can't start new thread"
+        )
+        assert str(decision) in caplog.text
+        assert [*it] == [*range(300, 600)]
+
+
+def test_another_kind_that_the_system_does_not_give(monkeypatch):
+    options = MultiprocessingOptions("auto", num_lanes=4, executor="threads", max_workers=2)
+    with iter(MapDataset.range(600).to_iter_dataset().mp_prefetch(options)) as it:
+        found = [*itertools.islice(it, 100)]
+        no_more_than(0, monkeypatch)
+        it.executor.change_kind("threads", 2)
+        assert [*found, *it] == [*range(600)]
+        assert "workers: the system gave no more" in str(it.executor.tuning.decisions[-1])
+    controller = Controller(0, 2, 2, most_threads=16)
+    assert controller.decide(Measured(1.0, 100.0, 0.9, 1.0)).kind == "threads"
+    decision = controller.refuse(2.0, 2, "no", of_kind=True)
+    assert str(decision) == "4 threads → 2 processes: no"
+    assert [controller.decide(Measured(3.0 + t, 100.0, 0.9, 1.0)) for t in range(9)] == [None] * 9
+
+
+def test_nothing_is_read_after_the_end():
+    """The consumer's own lanes have threads, too."""
+    wait_until(lambda: not running("gristmill-read"))
+    for length in (300, 10**6):
+        ds = MapDataset.range(length).map(lambda x: x).to_iter_dataset(ReadOptions(4, 50))
+        it = iter(ds.mp_prefetch(AUTO))
+        it.resize(0)
+        assert [*itertools.islice(it, 300)] == [*range(300)]
+        if length == 300:
+            assert [*it] == []
+        else:
+            assert running("gristmill-read")
+            it.close()
+        wait_until(lambda: not running("gristmill-read"))
+
+
 def test_decisions_are_seen():
     with (
         iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(AUTO)) as it,
@@ -308,14 +445,29 @@ def test_threads_that_compute_lanes_are_found():
 
 
 def test_what_is_refused():
-    with pytest.raises(TypeError, match="num_workers must be an integer or 'auto', got 'many'"):
-        MultiprocessingOptions("many")
+    sampler = IndexSampler(4, shuffle=False, num_epochs=1)
+    ds = MapDataset.range(4).to_iter_dataset()
+    for name, make in (
+        ("num_workers", MultiprocessingOptions),
+        ("num_workers", RayOptions),
+        ("num_threads", ReadOptions),
+        ("num_threads", lambda num: ds.multithread_prefetch(num, 2)),
+        (
+            "worker_count",
+            lambda num: DataLoader(data_source=range(4), sampler=sampler, worker_count=num),
+        ),
+    ):
+        for value in ("many", "AUTO", "", "4", b"auto", ["auto"], 1.5, math.nan):
+            assert_raises(TypeError, f"{name} must be an integer or 'auto', got", make, value)
+        assert repr(make(np.str_("auto"))) == repr(make("auto"))
+        with pytest.raises(ValueError, match=f"{name} must be .* got -1"):
+            make(-1)
+    with pytest.raises(ValueError, match=r"num_lanes must be an integer in .*65536., got 65537"):
+        MultiprocessingOptions("auto", num_lanes=65537)
     with pytest.raises(ValueError, match="max_workers must be None unless num_workers is 'auto'"):
         MultiprocessingOptions(2, max_workers=3)
     with pytest.raises(ValueError, match="max_workers must be a positive integer, got 0"):
         RayOptions("auto", max_workers=0)
-    assert_raises(TypeError, "num_threads must be an integer or 'auto'", ReadOptions, "some")
     of_threads = "max_workers must be None unless num_threads is 'auto', got 2 beside 4"
     assert_raises(ValueError, of_threads, ReadOptions, 4, max_workers=2)
-    ds = MapDataset.range(4).to_iter_dataset()
     assert_raises(ValueError, of_threads, ds.multithread_prefetch, 4, 1, max_workers=2)

@@ -85,7 +85,11 @@ endless = grain.MapDataset.range(10**6).map(lambda x: 2 * x)
 squares = grain.MapDataset.range(60).map(lambda x: x * x).to_iter_dataset()
 in_lanes = squares.batch(2).mp_prefetch(grain.MultiprocessingOptions(2, num_lanes=3))
 in_order = squares.batch(2).mp_prefetch(grain.MultiprocessingOptions(2), order="stream")
-shared_out = squares.global_batch(4)
+reads = grain.ReadOptions("auto", max_workers=8)
+found = grain.MapDataset.range(60).to_iter_dataset(reads).batch(2)
+found = found.mp_prefetch(grain.MultiprocessingOptions("auto"))
+found_by_global = squares.global_batch(4, workers=grain.MultiprocessingOptions("auto"))
+single = squares.global_batch(4, num_lanes=1)
 on_ray = squares.mp_prefetch(grain.RayOptions(1))
 text = "no pipeline"
 class holder:
@@ -379,20 +383,21 @@ def test_tune_measures_settings_and_prints_the_best_as_code(folder, call):
 
 def test_tune_gives_the_elements_of_the_pipeline(folder):
     """Settings change no element and keep the lanes and the order that the pipeline has."""
-    for name in ("in_lanes", "in_order"):
+    for name in ("in_lanes", "in_order", "found", "found_by_global"):
         pipeline = load_pipeline(f"cli_pipelines:{name}")
         sweep = Sweep(pipeline, 2)
         expected = [*map(str, pipeline)]
         for setting in sweep.settings():
-            # without workers there are no lanes
-            is_same = name == "in_order" or setting.num_workers
-            if is_same and setting.num_workers != 1 and setting.num_threads < 4:
+            if setting.num_workers != 1 and setting.num_threads < 4:
                 assert [*map(str, sweep.applied(setting))] == expected, setting
+                code = "\n".join(sweep.code(setting))
+                has_workers = setting.num_workers > 0 or name in ("in_lanes", "found")
+                assert ("workers = " in code) == has_workers
 
 
 def test_what_tune_cannot_measure(folder, call):
-    text = call("tune @shared_out --seconds 0.01 --max-workers 1")
-    assert "\nnot measured: 1 thread, 1 process: ValueError: GlobalBatch" in text
+    text = call("tune @single --seconds 0.01 --max-workers 2")
+    assert "\nnot measured: 2 threads, 2 processes: ValueError: num_workers in workers must" in text
     assert re.search(r"Best: no workers, \d+ threads that read\n", text)
     assert call("tune @empty", 1).endswith("python -m gristmill: the pipeline has no elements\n")
     assert "ZeroDivisionError" in call("tune @failing --seconds 0.01", 1)

@@ -582,3 +582,38 @@ def test_workers_in_a_profile_of_jax(tmp_path):
         name for name in (*wanted, b"MultiprocessPrefetchIterator.__next__") if name not in profile
     ]
     assert missing == []
+
+
+def num_read(view):
+    """The number of elements that lanes have read while observed."""
+    read = [x for x in view.summary().values() if x.name.startswith("PrefetchDatasetIterator")]
+    return sum([x.num_produced_elements for x in read])
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_lanes_that_come_to_a_worker_later_are_observed(executor):
+    def workers(given):
+        return MultiprocessingOptions(given, num_lanes=8, executor=executor)
+
+    ds = MapDataset.range(2000).map(add_one).to_iter_dataset(ReadOptions(0))
+    with iter(ds.mp_prefetch(workers(1))) as it, observe(it) as view:
+        found = [next(it) for _ in range(16)]
+        it.resize(3)
+        assert [*found, *it] == [*range(1, 2001)]
+        assert num_read(view) == 2000
+    ds = MapDataset.range(10**6).map(add_one).to_iter_dataset(ReadOptions(0))
+    with iter(ds.mp_prefetch(workers("auto"))) as it, observe(it) as view:
+        assert any(num_read(view) for x in it if not x % 100)
+
+
+@pytest.mark.parametrize("num_before", [0, 100])
+def test_what_the_consumer_computes_itself_is_observed_with_auto(num_before):
+    ds = MapDataset.range(2000).map(add_one).to_iter_dataset(ReadOptions(0))
+    with iter(ds.mp_prefetch(MultiprocessingOptions("auto"))) as it:
+        it.resize(0)
+        assert len([next(it) for _ in range(num_before)]) == num_before
+        with observe(it) as view:
+            num = len([*it])
+            # What was computed before the observer came is not counted.
+            assert num_read(view) == num if not num_before else 0 < num_read(view) < num
+            assert "elements/s; the consumer waited" in str(view.diagnosis())

@@ -62,6 +62,45 @@ registry.close_idle(lambda pool: isinstance(pool, WorkerPool))
 WorkerPool.idle_seconds = seconds
 del source
 """
+AUTO = """
+# What the system does not give is not needed.
+workers = gm.MultiprocessingOptions("auto", num_lanes=8, executor="processes", max_workers=8)
+ds = gm.MapDataset.range(10**5).map(lambda x: x + 1).to_iter_dataset().mp_prefetch(workers)
+it, found = iter(ds), []
+
+def take(num):
+    for _ in range(num): found.append(next(it))
+
+def take_until(num_workers):
+    while len(it.executor.workers) != num_workers: take(1)
+
+import logging
+take(1)
+logging.disable(logging.WARNING)
+with limited(len(descriptors()) + 3):
+    take(99)
+    it.set_state(it.get_state())
+    take(100)
+    logging.disable(logging.NOTSET)
+    assert not it.executor.workers
+    (decision,) = it.executor.tuning.decisions
+    assert str(decision).startswith("2 → 0 workers: the system gave no more: OSError"), decision
+it.resize(1)
+take_until(1)
+with limited(len(descriptors()) + 3):
+    it.resize(7)
+    for _ in range(2):  # until another number is asked for
+        try:
+            take(10**5)
+        except OSError as error:
+            assert "Too many open files" in str(error), error
+    it.resize(1)
+    take(100)
+it.resize(7)
+take_until(7)
+assert found == [*range(1, len(found) + 1)] and len(found) < 10**5
+it.close()
+"""
 UNUSED_ITERATORS = """
 watch = Watch()
 iterators = [iter(dataset(Work("full"), 1000, 2)) for _ in range(200)]
@@ -116,6 +155,7 @@ def test_few_descriptors_much_memory_and_many_iterators(tmp_path):
     parts = (
         FEW_DESCRIPTORS,
         ABANDONED,
+        AUTO,
         UNUSED_ITERATORS,
         keeping("dataset"),
         abandoned(30, "dataset"),

@@ -48,7 +48,11 @@ def test_wrong_arguments_are_refused_in_grain_s_order():
     of_batches = "batch_size must be "
     check(ValueError, "worker_count must be a non-negative integer, got -1", worker_count=-1)
     check(ValueError, "size must be a non-negative integer, got -2", worker_buffer_size=-2)
-    check(TypeError, "worker_count must be an integer, got 1.7 of type float", worker_count=1.7)
+    check(
+        TypeError,
+        "worker_count must be an integer or .auto., got 1.7 of type float",
+        worker_count=1.7,
+    )
     check(TypeError, "worker_buffer_size must be an integer, got '1'", worker_buffer_size="1")
     check(
         ValueError, "size must be a positive integer, got 0", worker_count=1, worker_buffer_size=0
