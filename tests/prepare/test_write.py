@@ -16,6 +16,11 @@ from gristmill.prepare.manifest import ManifestError
 from written import check_files_in_work, contents, element, packed, sparse, stream
 
 
+def packed_one(ds):
+    """A stream that is computed from its beginning."""
+    return ds.to_iter_dataset().batch(1, batch_fn=lambda x: x[0])
+
+
 def row(i):
     return {
         "id": i,
@@ -261,6 +266,23 @@ def test_faults_are_in_the_manifest(tmp_path):
         manifest = json.loads((tmp_path / "manifest.json").read_bytes())
         assert manifest["parts"][0]["faults"] == report.faults
         assert "2 elements were skipped" in str(report) and len(grain.read(tmp_path)) == 28
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make", [lambda ds: ds, packed_one], ids=["ranges", "stream"])
+def test_larger_limits_continue_a_folder_whose_faults_exceeded_theirs(tmp_path, make, workers):
+    def parsed(i):
+        return bytes([1 // (i % 15 != 14), i])
+
+    ds = make(grain.MapDataset.range(40).map(parsed))
+    arguments = {"records_per_file": 10, "workers": workers}
+    with pytest.raises(grain.FaultBudgetError) as raised:
+        grain.write(ds.tolerate(max_total=0, max_rate=None), tmp_path, **arguments)
+    text = "Look at the records, or allow more. Finished files stay. Call write again with larger"
+    assert text in str(raised.value) and "it.skip" not in str(raised.value)
+    assert raised.value.last[0].record_key == 14
+    more = ds.tolerate(max_total=2, max_rate=None)
+    assert grain.write(more, tmp_path, **arguments).records == 38
 
 
 def test_another_pipeline_or_other_arguments_are_refused_with_what_differs(tmp_path):
