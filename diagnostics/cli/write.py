@@ -14,7 +14,7 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.diagnostics.cli.run import Lines
-from gristmill.diagnostics.cli.target import CommandError, load_object, load_pipeline
+from gristmill.diagnostics.cli.target import CommandError, load_function, load_pipeline
 from gristmill.diagnostics.cli.words import in_options
 from gristmill.loader import DataLoader
 from gristmill.prepare.files import ElementError
@@ -42,10 +42,7 @@ def write(args: Namespace) -> Lines:
     ds = _pipeline(args.pipeline, args.format)
     kind: Any = MapDataset if isinstance(ds, MapDataset) else IterDataset
     for name in args.map:
-        function = load_object(name)
-        if not callable(function):
-            raise CommandError(f"--map: {name} must be a function of an element")
-        ds = kind.map(ds, function)
+        ds = kind.map(ds, load_function(name, "--map", "an element"))
     given: dict[str, Any] = {name: getattr(args, name) for name in _OF_FILES}
     given |= dict(map(_option, args.option))
     workers = usable_cpus() if args.workers is None else args.workers

@@ -94,7 +94,18 @@ def test_what_is_wrong_is_one_line_and_errors_of_users_code_are_as_they_are(call
         (("prepare_it.py:ds", "out", "--option", "group_sise=1"), "group_sise is no option"),
         (("prepare_it.py:ds", "out", "--option", "a"), "--option must be NAME=VALUE"),
         (("prepare_it.py:ds", "out", "--shard", "2/2"), "--shard must be INDEX/COUNT"),
-        (("prepare_it.py:ds", "out", "--map", "prepare_it.py:none"), "has no none"),
+        (
+            ("prepare_it.py:ds", "out", "--map", "prepare_it.py:none"),
+            "--map: prepare_it.py has no none; its functions are broken, encode\n",
+        ),
+        (
+            ("prepare_it.py:ds", "out", "--map", "prepare_it.py"),
+            "--map: a function is named prepare_it.py:<attribute>; its functions are broken, ",
+        ),
+        (
+            ("prepare_it.py:ds", "out", "--map", "prepare_it.py:ds"),
+            "must be a function of an element, it is MapDataset of 100 elements: ",
+        ),
         (("prepare_it.py:odd", "out"), "cannot be written as array_record"),
         (("prepare_it.py:odd", "out", "--workers", "1"), "cannot be written as array_record"),
         (("none.parquet", "out"), "none.parquet"),
