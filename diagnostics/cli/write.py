@@ -105,6 +105,13 @@ def _pipeline(name: str, format: str | None) -> Any:
 
         pictures = _as_source(ImageFolderSource, name)
         return pictures.map(_sample_of_picture) if format == "tar" else pictures
+    if ":" not in name and not name.endswith(".py"):
+        what = "of a kind that is not known" if Path(name).exists() else "not there"
+        raise CommandError(
+            f"INPUT must be a folder of pictures or of gristmill.write, files that end with"
+            f" {', '.join(_SOURCES)}, .tfrecord or .zip, {_HUB}ORGANISATION/NAME, or a pipeline,"
+            f" module:attribute or path/to/file.py:attribute; {name} is {what}"
+        )
     ds = load_pipeline(name)
     if isinstance(ds, DataLoader):
         raise CommandError(

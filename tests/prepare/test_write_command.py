@@ -109,6 +109,8 @@ def test_what_is_wrong_is_one_line_and_errors_of_users_code_are_as_they_are(call
         (("prepare_it.py:odd", "out"), "cannot be written as array_record"),
         (("prepare_it.py:odd", "out", "--workers", "1"), "cannot be written as array_record"),
         (("none.parquet", "out"), "none.parquet"),
+        (("pictures", "out"), "INPUT must be a folder of pictures or of gristmill.write, files "),
+        (("/dev/null", "out"), "; /dev/null is of a kind that is not known\n"),
     ]:
         code, out, err = call(*("--workers", "0"), *arguments)
         assert (code, out) == (2, "") and text in err and err.count("\n") == 1
