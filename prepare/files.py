@@ -229,7 +229,7 @@ def unwritable(name: str, format: Format, error: Exception) -> ElementError:
     """Returns the error for an element that a format or codec refuses."""
     reason: object = error
     if isinstance(error, RecursionError):
-        reason = "it is nested too deeply: change it by a map before"
+        reason = "it is nested too deeply, or part of itself: change it by a map before"
     if isinstance(error, UnicodeEncodeError):
         reason = f"a text in it is not valid Unicode: repair it by a map before ({error})"
     return ElementError(f"{name} cannot be written as {format.name}: {reason}")
