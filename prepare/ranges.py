@@ -160,10 +160,8 @@ class RangeJob:
             done = self._writer.finished(number)
             if done is not None:
                 return number, False, done
-            return number, True, self._written(number, start, stop)
-
-    def _written(self, number: int, start: int, stop: int) -> Finished:
-        return self._ranges.write(self._writer, number, start, stop, self._record_bytes)
+            new = self._ranges.write(self._writer, number, start, stop, self._record_bytes)
+            return number, True, new
 
 
 def _timed(it: Iterator[list[Any]]) -> Iterator[tuple[list[Any], float]]:
