@@ -106,12 +106,10 @@ class MsgpackCodec(Codec):
             return self._packed(
                 element, default=self._extension, strict_types=True, use_bin_type=True
             )
-        except (RecursionError, ValueError) as error:
-            if isinstance(error, ValueError) and "recursion" not in str(error):
+        except ValueError as error:
+            if "recursion" not in str(error):
                 raise
-            raise ValueError(
-                "it is nested too deeply for MessagePack, or part of itself"
-            ) from error
+            raise RecursionError(str(error)) from None  # which has a line for each level
 
     def decode(self, record: bytes) -> Any:
         return self._library.unpackb(

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gristmill.core.errors import FaultBudgetError
 from gristmill.core.value import Value
+from gristmill.dataset.faults.budget import REMEDY
 from gristmill.prepare.formats.base import Format, crc32_of
 from gristmill.prepare.local import UNFINISHED, LocalFolder, sync
 from gristmill.prepare.manifest import NAME, Manifest, ManifestError, WrittenFile
@@ -27,7 +29,7 @@ _NONE = (
     "filter, or make another value of it by a map before"
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OF_ITERATORS = re.compile(r"(, at element|\. Nothing is lost).*", re.DOTALL)
+_OF_ITERATORS = re.compile(r"(, at element [^:.]*|\. Nothing is lost.*)", re.DOTALL)
 _FULL_TEXTS = ("No space left", "quota exceeded", "File too large")
 
 
@@ -101,6 +103,7 @@ class FileWriter:
         elements: Iterable[Any],
         faults: Callable[[], Mapping[str, Any]],
         where: Callable[[int], str],
+        has_holes: bool,
         ended: Callable[[], tuple[str | None, bool]] = lambda: (None, False),
     ) -> Finished:
         """Writes file ``number``. The caller holds its lock.
@@ -110,6 +113,7 @@ class FileWriter:
             elements: those of the file.
             faults: called after the last element; returns what was skipped.
             where: names the last element, which is at a place in ``elements``, for messages.
+            has_holes: ``None`` is no element.
             ended: called after the last element; returns the state of the stream, and whether it
                 has ended.
 
@@ -120,7 +124,7 @@ class FileWriter:
         stem = stem_of(number)
         with full_disk_explained(self.folder), self.folder.workspace(stem) as workspace:
             first = workspace / f"{stem}{self.format.suffixes[0]}"
-            num_records = self._write_records(str(first), number, elements, where)
+            num_records = self._write_records(str(first), number, elements, where, has_holes)
             paths = [workspace / f"{stem}{suffix}" for suffix in self.format.suffixes]
             paths = paths if num_records else []
             for path in paths:
@@ -153,14 +157,22 @@ class FileWriter:
             self.folder.publish(path, path.name)
 
     def _write_records(
-        self, path: str, number: int, elements: Iterable[Any], where: Callable[[int], str]
+        self,
+        path: str,
+        number: int,
+        elements: Iterable[Any],
+        where: Callable[[int], str],
+        has_holes: bool,
     ) -> int:
         """Returns the number of records."""
         encode = self.format.encode
         writer: Any = None
-        place = -1
+        place, num_holes = -1, 0
         try:
             for place, element in enumerate(elements):
+                if element is None and has_holes:
+                    num_holes += 1
+                    continue
                 if writer is None:
                     writer = self.format.open(path, number)
                 try:
@@ -177,7 +189,7 @@ class FileWriter:
             raise
         if writer is not None:
             writer.close()
-        return place + 1
+        return place + 1 - num_holes
 
     def _in_manifest(self, number: int) -> Finished | None:
         """Returns what the manifest knows of a file that another process has completed."""
@@ -217,7 +229,7 @@ def unwritable(name: str, format: Format, error: Exception) -> ElementError:
     """Returns the error for an element that a format or codec refuses."""
     reason: object = error
     if isinstance(error, RecursionError):
-        reason = "it is nested too deeply: change it by a map before"
+        reason = "it is nested too deeply, or part of itself: change it by a map before"
     if isinstance(error, UnicodeEncodeError):
         reason = f"a text in it is not valid Unicode: repair it by a map before ({error})"
     return ElementError(f"{name} cannot be written as {format.name}: {reason}")
@@ -271,12 +283,20 @@ def full_disk_explained(folder: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def dead_worker_explained(folder: Any) -> Iterator[None]:
-    """Says of a worker that was killed how ``write`` continues, in place of how iterators do."""
+def stop_explained(folder: Any) -> Iterator[None]:
+    """Says of killed workers and exceeded limits how ``write`` continues, in place of how iterators
+    do.
+    """
     try:
         yield
+    except FaultBudgetError as error:
+        remedy = (
+            "Look at the records, or allow more. Finished files stay. Call write again with larger "
+            "limits: it continues there."
+        )
+        raise FaultBudgetError(str(error).replace(REMEDY, remedy), error.last) from error
     except RuntimeError as error:
-        if "was terminated unexpectedly" not in str(error):
+        if "Nothing is lost" not in str(error):
             raise
         text = _OF_ITERATORS.sub("", str(error))
         raise RuntimeError(

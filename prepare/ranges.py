@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from typing import Any
 
 from gristmill.core.hooks import explained
@@ -81,30 +82,23 @@ class Ranges:
         self, writer: FileWriter, number: int, start: int, stop: int, record_bytes: int
     ) -> Finished:
         """Writes the elements at ``start`` to ``stop - 1`` as file ``number``."""
-        position, row = start - 1, 0  # of the last element; row: its place in its batch
         # Small elements are taken together: one by one they take three times as long.
         together = max(1, min(_TOGETHER, _TOGETHER_BYTES // max(1, record_bytes)))
-
-        def elements() -> Iterator[Any]:
-            nonlocal position, row
-            for batch in batches:
-                for row, element in enumerate(batch):  # noqa: B007
-                    position += 1
-                    if element is not None or self._steps:  # of a stream, None is no hole
-                        yield element
+        has_holes = not self._steps  # of a stream, None is an element
 
         def where(place: int) -> str:
             if self._steps or (self._counts_faults and it.faults().total):  # which have no position
-                records = records_of_last(it, row)
+                records = records_of_last(it, place % together)
                 return f"element {place} of those at {start} to {stop - 1}{records}"
-            return f"element {position}{records_at(self._root, position)}"
+            return f"element {start + place}{records_at(self._root, start + place)}"
 
         if self._steps or self._counts_faults:  # which one iterator has to know all of
             with closing(self._opened(start, stop, together)) as it:
-                batches: Any = it
-                return writer.write(number, elements(), lambda: self._faults(it), where)
+                elements = chain.from_iterable(it)
+                return writer.write(number, elements, lambda: self._faults(it), where, has_holes)
         with closing(self._batches(start, stop, together)) as batches:
-            return writer.write(number, elements(), lambda: NO_FAULTS, where)
+            elements = chain.from_iterable(batches)
+            return writer.write(number, elements, lambda: NO_FAULTS, where, has_holes)
 
     def _opened(
         self, start: int, stop: int, together: int, options: ReadOptions | None = None
@@ -166,10 +160,8 @@ class RangeJob:
             done = self._writer.finished(number)
             if done is not None:
                 return number, False, done
-            return number, True, self._written(number, start, stop)
-
-    def _written(self, number: int, start: int, stop: int) -> Finished:
-        return self._ranges.write(self._writer, number, start, stop, self._record_bytes)
+            new = self._ranges.write(self._writer, number, start, stop, self._record_bytes)
+            return number, True, new
 
 
 def _timed(it: Iterator[list[Any]]) -> Iterator[tuple[list[Any], float]]:

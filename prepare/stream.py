@@ -90,7 +90,7 @@ class StreamJob:
             return stream.state_after, stream.is_at_end
 
         number = self._first + place
-        return self._writer.write(number, stream.elements(), stream.faults, name, ended)
+        return self._writer.write(number, stream.elements(), stream.faults, name, False, ended)
 
 
 class _Stream:

@@ -24,9 +24,9 @@ from gristmill.prepare.files import (
     FileWriter,
     Finished,
     Folder,
-    dead_worker_explained,
     full_disk_explained,
     number_of,
+    stop_explained,
 )
 from gristmill.prepare.formats import described_format, format_of
 from gristmill.prepare.formats.base import Format
@@ -180,7 +180,7 @@ class _WriteCall:
             )
 
     def run(self, workers: Any, overwrite: bool, progress: bool | None) -> WriteReport:
-        with full_disk_explained(self.folder), dead_worker_explained(self.folder):
+        with full_disk_explained(self.folder), stop_explained(self.folder):
             return self._run(workers, overwrite, progress)
 
     def _run(self, workers: Any, overwrite: bool, progress: bool | None) -> WriteReport:

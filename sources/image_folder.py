@@ -52,6 +52,7 @@ class ImageFolderSource(PerProcess):
 
     Raises:
         FileNotFoundError: there is no such folder or archive.
+        OSError: a folder cannot be read.
         ValueError: there are no classes, or one without a picture; it is named.
 
     Example:
@@ -229,7 +230,7 @@ def _in_folder(top: Path) -> tuple[list[str], list[str]]:
     ]
     names = []
     for name in classes:
-        for folder, folders, files in os.walk(top / name, followlinks=True):
+        for folder, folders, files in os.walk(top / name, onerror=_raise, followlinks=True):
             real = Path(folder).resolve()
             around = {real, *real.parents}  # a link to one of them would have no end
             folders[:] = [
@@ -243,6 +244,11 @@ def _in_folder(top: Path) -> tuple[list[str], list[str]]:
                 if not file.startswith(".")
             ]
     return classes, names
+
+
+def _raise(error: OSError) -> None:
+    """Raises what ``os.walk`` would pass over, so that no pictures are missing unnoticed."""
+    raise error
 
 
 def _in_archive(

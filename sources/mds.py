@@ -26,6 +26,7 @@ from gristmill.sources.storage.errors import damaged
 from gristmill.sources.storage.files import Files, is_url
 
 _INDEX = "index.json"
+_COMPRESSIONS = ("bz2", "gz", "zstd")
 _REMEDY = "Copy the shard again, or write it again"
 
 
@@ -118,6 +119,12 @@ class MDSSource(ShardedSource[dict[str, Any]]):
                 f"{self._folder}/{_INDEX}", 0, f"an entry is no shard: {error!r}", "Copy it again"
             ) from error
         for shard in self._entries:
+            if shard.compression not in (None, *_COMPRESSIONS):
+                raise ValueError(
+                    f"{self._folder}/{shard.name} has the compression {shown(shard.compression)},"
+                    f" and those that are known are {', '.join(_COMPRESSIONS)}: decompress the"
+                    " shards with their library, or write them with zstd"
+                )
             for name, encoding, _ in shard.columns:
                 decoder_of(encoding, self._decode_images)
                 if encoding == PICKLE and not allow_pickle:
@@ -288,18 +295,11 @@ def _decompressed(compression: str, data: bytes) -> bytes:
         return zlib.decompress(data, wbits=47)
     if compression == "bz2":
         return bz2.decompress(data)
-    if compression == "zstd":
-        try:
-            import zstandard
-        except ImportError as error:
-            raise missing_package(
-                "zstandard", "zstd", "reading shards compressed by zstd"
-            ) from error
-        try:
-            return zstandard.ZstdDecompressor().decompressobj().decompress(data)
-        except zstandard.ZstdError as error:
-            raise OSError(str(error)) from error
-    raise ValueError(
-        f"the compression {compression!r} is not known: decompress the shards with their library,"
-        " or use zstd"
-    )
+    try:
+        import zstandard
+    except ImportError as error:
+        raise missing_package("zstandard", "zstd", "reading shards compressed by zstd") from error
+    try:
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    except zstandard.ZstdError as error:
+        raise OSError(str(error)) from error

@@ -16,6 +16,8 @@ from gristmill.core.errors import FaultBudgetError, SourceEnded, StateMismatchEr
 from gristmill.core.value import Value
 from gristmill.dataset.errors.context import is_pipeline_error, note_at
 
+# Replaced by ``write``, whose users have no iterator.
+REMEDY = "Look at the records, allow more, or go past this one with it.skip_failed()."
 NEVER = (NameError, SyntaxError, MemoryError, StateMismatchError, SourceEnded, FaultBudgetError)
 NUM_LAST = 20
 MIN_TRIED = 1000  # elements that a rate refers to, at least
@@ -130,9 +132,8 @@ class Limits(Value):
         faults = tuple(last)[-NUM_LAST:]
         lines = [f"record key {x.record_key}, {x.stage}: {x.error}" for x in faults]
         return FaultBudgetError(
-            f"{self.name}: {total} of {tried} elements failed, and {reason}. Look at the records,"
-            " allow more, or go past this one with it.skip_failed(). The last ones:\n"
-            + "\n".join(lines),
+            f"{self.name}: {total} of {tried} elements failed, and {reason}. {REMEDY} The last"
+            " ones:\n" + "\n".join(lines),
             faults,
         )
 

@@ -1,4 +1,6 @@
-"""Which pipeline a command is about: ``module:attribute`` or ``path/to/file.py:attribute``."""
+"""Pipelines and functions that a command names: ``module:attribute`` or
+``path/to/file.py:attribute``.
+"""
 
 from __future__ import annotations
 
@@ -62,32 +64,52 @@ def load_pipeline(name: str) -> Any:
     return value
 
 
-def load_object(name: str) -> Any:
-    """Returns what has that name, ``module:attribute`` or ``path/to/file.py:attribute``.
+def load_function(name: str, option: str, parameter: str) -> Any:
+    """Returns the function of that name, ``module:attribute`` or ``path/to/file.py:attribute``.
+
+    Args:
+        name: of the function; there may be dots in ``attribute``.
+        option: the option of the command that names it, for messages.
+        parameter: what it is a function of, for messages.
 
     Raises:
-        CommandError: there is nothing of that name. Errors of the user's code come as they are.
+        CommandError: there is none of that name. Errors of the user's code come as they are.
     """
-    return _found(name)[3]
+    try:
+        *_, module, value = _found(name, "function")
+    except CommandError as error:
+        raise CommandError(f"{option}: {error}") from None
+    if not callable(value):
+        raise CommandError(
+            f"{option}: {name} must be a function of {parameter}, it is {shown(value)} of type"
+            f" {type(value).__name__}; {_functions_in(module)}"
+        )
+    return value
 
 
-def _found(name: str) -> tuple[str, str, ModuleType, Any]:
-    """Returns the module and the attribute that are named, and what they are."""
+def _found(name: str, kind: str = "pipeline") -> tuple[str, str, ModuleType, Any]:
+    """Returns the module and the attribute that are named, and what they are.
+
+    Args:
+        name: as the command has it.
+        kind: ``"pipeline"`` or ``"function"``, what it is to be.
+    """
     colon = name.rfind(":")
     is_drive = colon == 1 and name[2:3] in ("/", "\\")  # C:\train.py
     place, attribute = (name, "") if colon < 0 or is_drive else (name[:colon], name[colon + 1 :])
-    module = _module_of_file(place) if place.endswith(".py") else _module(place)
+    module = _module_of_file(place) if place.endswith(".py") else _module(place, kind)
+    there = _found_in if kind == "pipeline" else _functions_in
     if not attribute:
-        raise CommandError(f"a pipeline is named {place}:<attribute>; {_found_in(module)}")
+        raise CommandError(f"a {kind} is named {place}:<attribute>; {there(module)}")
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            raise CommandError(f"{place} has no {attribute}; {_found_in(module)}")
+            raise CommandError(f"{place} has no {attribute}; {there(module)}")
         value = getattr(value, part)
     return place, attribute, module, value
 
 
-def _module(name: str) -> ModuleType:
+def _module(name: str, kind: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -104,7 +126,7 @@ def _module(name: str) -> ModuleType:
         ) from None
     except (TypeError, ValueError):
         raise CommandError(
-            f"a pipeline is named module:attribute or path/to/file.py:attribute, got {name!r}"
+            f"a {kind} is named module:attribute or path/to/file.py:attribute, got {name!r}"
         ) from None
 
 
@@ -162,15 +184,28 @@ def _found_in(module: ModuleType) -> str:
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     names = [name for name, value in public.items() if isinstance(value, _KINDS)]
     makers = [
-        name
-        for name, value in public.items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not _required_parameters(value)
+        name for name, value in _own_functions(module).items() if not _required_parameters(value)
     ]
     text = f"its pipelines are {_listed(names)}" if names else "it has no pipelines"
     more = f" and functions that may make some are {_listed(makers)}" if makers else ""
     return text + more
+
+
+def _functions_in(module: ModuleType) -> str:
+    """Returns the functions that a module defines, in words."""
+    names = [*_own_functions(module)]
+    return f"its functions are {_listed(names)}" if names else "it defines no functions"
+
+
+def _own_functions(module: ModuleType) -> dict[str, Any]:
+    """Returns the public functions that a module defines, by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and inspect.isfunction(value)
+        and value.__module__ == module.__name__
+    }
 
 
 def _listed(names: list[str]) -> str:

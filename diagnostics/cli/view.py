@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 from gristmill.diagnostics.cli.run import Lines
-from gristmill.diagnostics.cli.target import CommandError, load_object, load_pipeline
+from gristmill.diagnostics.cli.target import CommandError, load_function, load_pipeline
 from gristmill.diagnostics.viewer import Viewer
 from gristmill.diagnostics.viewer import view as serve
 
@@ -16,9 +16,9 @@ DEFAULT_PORT = 8765
 def view(args: Namespace) -> Lines:
     """Serves until it is interrupted, which is how it ends."""
     pipeline = load_pipeline(args.pipeline)
-    decoder = None if args.decoder is None else load_object(args.decoder)
-    if decoder is not None and not callable(decoder):
-        raise CommandError(f"--decoder: {args.decoder} must be a function of a list of token ids")
+    decoder = None
+    if args.decoder is not None:
+        decoder = load_function(args.decoder, "--decoder", "a list of token ids")
     with _viewer(args, pipeline, decoder) as viewer:
         yield viewer.url
         yield f"shows {args.pipeline}; Ctrl-C ends it"

@@ -14,7 +14,7 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.diagnostics.cli.run import Lines
-from gristmill.diagnostics.cli.target import CommandError, load_object, load_pipeline
+from gristmill.diagnostics.cli.target import CommandError, load_function, load_pipeline
 from gristmill.diagnostics.cli.words import in_options
 from gristmill.loader import DataLoader
 from gristmill.prepare.files import ElementError
@@ -42,10 +42,7 @@ def write(args: Namespace) -> Lines:
     ds = _pipeline(args.pipeline, args.format)
     kind: Any = MapDataset if isinstance(ds, MapDataset) else IterDataset
     for name in args.map:
-        function = load_object(name)
-        if not callable(function):
-            raise CommandError(f"--map: {name} must be a function of an element")
-        ds = kind.map(ds, function)
+        ds = kind.map(ds, load_function(name, "--map", "an element"))
     given: dict[str, Any] = {name: getattr(args, name) for name in _OF_FILES}
     given |= dict(map(_option, args.option))
     workers = usable_cpus() if args.workers is None else args.workers
@@ -108,6 +105,13 @@ def _pipeline(name: str, format: str | None) -> Any:
 
         pictures = _as_source(ImageFolderSource, name)
         return pictures.map(_sample_of_picture) if format == "tar" else pictures
+    if ":" not in name and not name.endswith(".py"):
+        what = "of a kind that is not known" if Path(name).exists() else "not there"
+        raise CommandError(
+            f"INPUT must be a folder of pictures or of gristmill.write, files that end with"
+            f" {', '.join(_SOURCES)}, .tfrecord or .zip, {_HUB}ORGANISATION/NAME, or a pipeline,"
+            f" module:attribute or path/to/file.py:attribute; {name} is {what}"
+        )
     ds = load_pipeline(name)
     if isinstance(ds, DataLoader):
         raise CommandError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
@@ -73,10 +74,11 @@ class _TokenFormat(Format):
         tokens = element
         if isinstance(element, list):
             is_plain = element and all([type(token) is int for token in element])
-            tokens = np.array(element, np.int64 if is_plain else None if element else np.int32)
+            with contextlib.suppress(ValueError, OverflowError):  # then it stays a list
+                tokens = np.array(element, np.int64 if is_plain else None if element else np.int32)
         if not isinstance(tokens, np.ndarray) or not is_array(tokens):
             raise TypeError(
-                "it must be a list or a one-dimensional array of integers, got "
+                "it must be a list or a one-dimensional array of integers of at most 64 bits, got "
                 f"{shown(element)} of type {type(element).__name__}: select it by a map before"
             )
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":

@@ -16,6 +16,11 @@ from gristmill.prepare.local import LocalFolder
 from gristmill.prepare.manifest import ManifestError
 
 
+def packed_one(ds):
+    """A stream that is computed from its beginning."""
+    return ds.to_iter_dataset().batch(1, batch_fn=lambda x: x[0])
+
+
 def row(i):
     return {
         "id": i,
@@ -263,6 +268,23 @@ def test_faults_are_in_the_manifest(tmp_path):
         assert "2 elements were skipped" in str(report) and len(grain.read(tmp_path)) == 28
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make", [lambda ds: ds, packed_one], ids=["ranges", "stream"])
+def test_larger_limits_continue_a_folder_whose_faults_exceeded_theirs(tmp_path, make, workers):
+    def parsed(i):
+        return bytes([1 // (i % 15 != 14), i])
+
+    ds = make(grain.MapDataset.range(40).map(parsed))
+    arguments = {"records_per_file": 10, "workers": workers}
+    with pytest.raises(grain.FaultBudgetError) as raised:
+        grain.write(ds.tolerate(max_total=0, max_rate=None), tmp_path, **arguments)
+    text = "Look at the records, or allow more. Finished files stay. Call write again with larger"
+    assert text in str(raised.value) and "it.skip" not in str(raised.value)
+    assert raised.value.last[0].record_key == 14
+    more = ds.tolerate(max_total=2, max_rate=None)
+    assert grain.write(more, tmp_path, **arguments).records == 38
+
+
 def test_another_pipeline_is_refused_with_what_differs(tmp_path):
     def scaled(factor):
         return grain.MapDataset.source(np.arange(30)).map(lambda x: bytes([x % factor]))
@@ -349,13 +371,13 @@ ELEMENTS = [
     pytest.param("array_record", {"a": 1}, {"a": 1 << 64}, "64 bits", id="large integer"),
     pytest.param("array_record", b"a", "a", "must be bytes", id="no bytes"),
     pytest.param("array_record", {"a": 1}, {"a": MASKED}, "mask as two arrays", id="mask"),
-    pytest.param("array_record", [1], [nested(3000)], "nested too deeply", id="deep"),
+    pytest.param("array_record", [1], [nested(3000)], "deeply, .*: change it by", id="deep"),
     pytest.param("jsonl", {"a": 1.0}, {"a": float("nan")}, "no NaN", id="NaN in JSON"),
     pytest.param("jsonl", {"a": 1}, {"a": b"b"}, "bytes", id="bytes in JSON"),
     pytest.param("jsonl", {"a": 1}, {"a": (1, 2)}, "tuples to lists", id="tuple in JSON"),
     pytest.param("jsonl", {"a": np.int8(1)}, {"a": np.int16(1)}, "NumPy scalar .i2", id="dtype"),
     pytest.param("jsonl", [1], [Named("a")], "Named", id="subclass in JSON"),
-    pytest.param("jsonl", [1], [nested(3000)], "nested too deeply", id="deep in JSON"),
+    pytest.param("jsonl", [1], [nested(3000)], "deeply, .*: change it by", id="deep in JSON"),
     pytest.param("parquet", {"a": 1.5}, {"a": 1}, "is double in the first elements", id="integer"),
     pytest.param("parquet", {"a": 1}, {"a": None}, "None only", id="None among numbers"),
     pytest.param("parquet", {"a": {"b": 1}}, {"a": {}}, "cannot hold {}", id="struct, no field"),
@@ -372,6 +394,8 @@ ELEMENTS = [
     pytest.param("tar", {"a": np.ones(2)}, {"a": MASKED}, "MaskedArray", id="mask in tar"),
     pytest.param("megatron", np.ones(2, "u2"), [70_000], "range of uint16", id="large token"),
     pytest.param("megatron", [1], [1.5], "array of integers", id="no token"),
+    pytest.param("megatron", [1], [1 << 64], "64 bits, got .* a map before", id="no int64"),
+    pytest.param("megatron", [1], [[1], [2, 3]], "one-dimensional .* a map before", id="ragged"),
     pytest.param("megatron", [1, 2], MASKED.astype(int), "MaskedArray", id="mask in megatron"),
     pytest.param("npy", [1, 2], [1], "2 tokens", id="short row"),
     pytest.param("npy", [1, 2], MASKED.astype(int), "MaskedArray", id="mask in npy"),

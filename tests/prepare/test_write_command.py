@@ -94,10 +94,23 @@ def test_what_is_wrong_is_one_line(call, tmp_path):
         (("prepare_it.py:ds", "out", "--option", "group_sise=1"), "group_sise is no option"),
         (("prepare_it.py:ds", "out", "--option", "a"), "--option must be NAME=VALUE"),
         (("prepare_it.py:ds", "out", "--shard", "2/2"), "--shard must be INDEX/COUNT"),
-        (("prepare_it.py:ds", "out", "--map", "prepare_it.py:none"), "has no none"),
+        (
+            ("prepare_it.py:ds", "out", "--map", "prepare_it.py:none"),
+            "--map: prepare_it.py has no none; its functions are broken, encode\n",
+        ),
+        (
+            ("prepare_it.py:ds", "out", "--map", "prepare_it.py"),
+            "--map: a function is named prepare_it.py:<attribute>; its functions are broken, ",
+        ),
+        (
+            ("prepare_it.py:ds", "out", "--map", "prepare_it.py:ds"),
+            "must be a function of an element, it is MapDataset of 100 elements: ",
+        ),
         (("prepare_it.py:odd", "out"), "cannot be written as array_record"),
         (("prepare_it.py:odd", "out", "--workers", "1"), "cannot be written as array_record"),
         (("none.parquet", "out"), "none.parquet"),
+        (("pictures", "out"), "INPUT must be a folder of pictures or of gristmill.write, files "),
+        (("/dev/null", "out"), "; /dev/null is of a kind that is not known\n"),
     ]:
         code, out, err = call(*("--workers", "0"), *arguments)
         assert (code, out) == (2, "") and text in err and err.count("\n") == 1

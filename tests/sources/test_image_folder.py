@@ -3,9 +3,12 @@ missing.
 """
 
 import io
+import os
 import shutil
 import tarfile
+import tempfile
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,3 +109,20 @@ def test_what_is_wrong_is_named(tmp_path):
     (tmp_path / "x.zip").write_bytes(damaged)
     read = source(tmp_path / "x.zip").__getitem__
     assert_raises(DamagedFileError, "full/a.png cannot be read", read, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX only")
+def test_a_folder_that_cannot_be_read_is_an_error():
+    with tempfile.TemporaryDirectory() as top:
+        locked = in_a_folder(Path(top)) / "ant" / "deep"
+        Path(top).chmod(0o755)
+        locked.chmod(0)
+        is_root = os.geteuid() == 0
+        if is_root:  # who may read everywhere
+            os.seteuid(65534)
+        try:
+            assert_raises(PermissionError, str(locked), grain.ImageFolderSource, f"{top}/data")
+        finally:
+            if is_root:
+                os.seteuid(0)
+            locked.chmod(0o755)

@@ -87,6 +87,9 @@ def test_damage_and_what_cannot_be_read_are_named(tmp_path):
     ]:
         changed_index(copy("plain"), **changes)
         assert_raises(ValueError, text, grain.MDSSource, tmp_path / "x")
+    changed_index(copy("gz"), compression="br:3")
+    text = "x/shard.00000.mds.gz has the compression 'br', and those that are known are bz2, gz"
+    assert_raises(ValueError, text, grain.MDSSource, tmp_path / "x")
     for compression, place in (("plain", 4), ("gz", 100)):
         path = copy(compression) / f"shard.00000.mds{'' if compression == 'plain' else '.gz'}"
         content = bytearray(path.read_bytes())
