@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gristmill.dataset.descriptions.display import abbreviated, length_text
-from gristmill.diagnostics.graph.stages import Graph, Notes, Stage, Weights
+from gristmill.diagnostics.graph.stages import Graph, Stage
 from gristmill.diagnostics.html import html_table, render
+from gristmill.diagnostics.table import Column
 
 _MAX_INPUTS = 12  # drawn side by side
 _LINE_LENGTH = 46  # characters
@@ -107,13 +108,12 @@ class GraphPicture:
     edges: list[str]
 
 
-def graph_svg(graph: Graph, notes: Notes = None, weights: Weights = None) -> str:
-    """Returns a picture of the graph as SVG, to be put into a file or into a page.
-
-    Args:
-        graph: of ``graph_of``.
-        notes: lines to show in the boxes of stages, by their numbers.
-        weights: how warm the boxes of stages are, from 0 to 1, such as their share of the time.
+def graph_svg(
+    graph: Graph,
+    notes: Mapping[int, Sequence[str]] | None = None,
+    weights: Mapping[int, float] | None = None,
+) -> str:
+    """Returns a picture of the graph as SVG; see ``graph_picture``.
 
     Raises:
         ImportError: Jinja2 is not installed, which the extra ``view`` installs.
@@ -129,8 +129,8 @@ def graph_svg(graph: Graph, notes: Notes = None, weights: Weights = None) -> str
 
 def graph_picture(
     graph: Graph,
-    notes: Notes = None,
-    weights: Weights = None,
+    notes: Mapping[int, Sequence[str]] | None = None,
+    weights: Mapping[int, float] | None = None,
     colours: Mapping[int, str] | None = None,
 ) -> GraphPicture:
     """Returns a graph as it is drawn, for the template ``graph.svg.j2``.
@@ -138,19 +138,19 @@ def graph_picture(
     Args:
         graph: of ``graph_of``.
         notes: lines to show in the boxes of stages, by their numbers.
-        weights: how warm the boxes of stages are, from 0 to 1.
+        weights: how warm the boxes of stages are, from 0 to 1, such as their share of the time.
         colours: classes of stages.
     """
-    boxes = _boxes(graph, notes or {}, weights or {})
-    for box in boxes:
-        if box.id is not None and colours is not None:
-            box.colour = colours[box.id]
+    boxes = _boxes(graph, notes or {}, weights or {}, colours or {})
     width, height = _place(boxes)
     return GraphPicture(width, height, boxes, [edge for box in boxes for edge in _edges(box)])
 
 
 def _boxes(
-    graph: Graph, notes: Mapping[int, Sequence[str]], weights: Mapping[int, float]
+    graph: Graph,
+    notes: Mapping[int, Sequence[str]],
+    weights: Mapping[int, float],
+    colours: Mapping[int, str],
 ) -> list[GraphBox]:
     """Returns the boxes of the drawing, the output first, then depth first."""
     boxes: list[GraphBox] = []
@@ -169,10 +169,10 @@ def _boxes(
             if isinstance(what, str):
                 box = GraphBox(what)
             else:
-                named = [f"component {names[what]}"] if what in names else []
-                box = drawn[what] = _box(
-                    stages, stages[what], [*named, *notes.get(what, ())], weights.get(what)
-                )
+                box = drawn[what] = _box(stages, stages[what])
+                box.notes = [f"component {names[what]}"] if what in names else []
+                box.notes += notes.get(what, ())
+                box.weight, box.colour = weights.get(what), colours.get(what, "")
                 inputs = abbreviated(list(stages[what].inputs), _MAX_INPUTS, _left_out)
                 todo.extend([(x, box) for x in reversed(inputs)])
             boxes.append(box)
@@ -187,9 +187,7 @@ def _left_out(num: int) -> str:
     return f"… {num} more"
 
 
-def _box(
-    stages: Mapping[int, Stage], stage: Stage, notes: Sequence[str], weight: float | None
-) -> GraphBox:
+def _box(stages: Mapping[int, Stage], stage: Stage) -> GraphBox:
     title = re.split(r"[^\w.]", stage.name, maxsplit=1)[0]
     parameters = stage.name[len(title) :]
     if parameters[:1] + parameters[-1:] == "()":
@@ -197,16 +195,9 @@ def _box(
     lines = _wrapped(parameters)
     if stage.length is not None and {stages[i].length for i in stage.inputs} != {stage.length}:
         lines.append(length_text(stage.length))
-    tooltip = "\n".join([stage.name, *([stage.spec] if stage.spec else [])])
-    return GraphBox(
-        title or stage.name,
-        tooltip,
-        stage.id,
-        lines,
-        list(notes),
-        _wrapped(stage.spec or ""),
-        weight,
-    )
+    tooltip = "\n".join(filter(None, [stage.name, stage.spec]))
+    spec = _wrapped(stage.spec or "")
+    return GraphBox(title or stage.name, tooltip, stage.id, parameters=lines, spec=spec)
 
 
 def _wrapped(text: str) -> list[str]:
@@ -271,31 +262,19 @@ def _edges(consumer: GraphBox) -> list[str]:
     return edges
 
 
-def graph_html(graph: Graph, notes: Notes = None, weights: Weights = None) -> str:
-    """Returns a page with the picture and a table of the stages: one file that needs nothing else.
-
-    Args:
-        graph: of ``graph_of``.
-        notes: lines to show in the boxes of stages, by their numbers.
-        weights: how warm the boxes of stages are, from 0 to 1.
+def graph_html(graph: Graph) -> str:
+    """Returns a page with the picture and a table of the stages: one file that needs nothing
+    else.
     """
-    rows = []
-    for stage in graph.stages:
-        cells = [
-            str(stage.id),
-            stage.name,
-            ", ".join(map(str, stage.inputs)),
-            length_text(stage.length),
-            stage.spec or "",
-        ]
-        if notes is not None:
-            cells.append("; ".join(notes.get(stage.id, ())))
-        rows.append(cells)
-    columns = ["", "stage", "inputs", "length", "elements"]
-    columns += ["notes"] if notes is not None else []
-    return render(
-        "graph.html.j2",
-        title="Pipeline",
-        picture=graph_picture(graph, notes, weights),
-        table=html_table(columns, rows),
-    )
+    table = html_table(_COLUMNS, graph.stages)
+    picture = graph_picture(graph)
+    return render("graph.html.j2", title="Pipeline", picture=picture, table=table)
+
+
+_COLUMNS = (
+    Column("", lambda stage: stage.id),
+    Column("stage", lambda stage: stage.name),
+    Column("inputs", lambda stage: ", ".join(map(str, stage.inputs))),
+    Column("length", lambda stage: length_text(stage.length)),
+    Column("elements", lambda stage: stage.spec, missing=""),
+)

@@ -11,14 +11,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gristmill.dataset.descriptions.display import length_text, stage_inputs
-from gristmill.diagnostics.graph.stages import graph_of
+from gristmill.diagnostics.graph.stages import graph_of, last_stage
 from gristmill.diagnostics.html import html_or_text, html_table, render, shortened
+from gristmill.diagnostics.table import Column
 from gristmill.diagnostics.units import rate_text, time_text
 from gristmill.loader.data_loader import DataLoader
 
 if TYPE_CHECKING:  # these show themselves by what is here
     from gristmill.diagnostics.diagnosis.verdict import Diagnosis
-    from gristmill.diagnostics.runtime.summary import ExecutionSummary, StageSummary
+    from gristmill.diagnostics.runtime.summary import ExecutionSummary
 
 _MAX_STAGES = 60
 _MAX_NAME, _MAX_SPEC = 160, 300  # characters
@@ -32,21 +33,13 @@ def pipeline_html(pipeline: Any) -> str:
 
 
 def _pipeline_html(pipeline: Any) -> str:
-    output = pipeline._dataset if isinstance(pipeline, DataLoader) else pipeline
+    output = last_stage(pipeline)
     text = repr(pipeline)
     if not _is_small(output):
         return render("notebook.html.j2", text=text)
-    columns = [("Stage", "code"), ("Length", "whole"), ("Element", "code")]
-    rows = [
-        [
-            f"{row.bars}{shortened(row.text, _MAX_NAME)}",
-            "" if row.is_again else length_text(row.stage.length),
-            "" if row.is_again else shortened(row.stage.spec or "", _MAX_SPEC),
-        ]
-        for row in graph_of(pipeline).rows
-    ]
     head = text if isinstance(pipeline, DataLoader) else text.partition("\n")[0].rstrip(":")
-    return render("notebook.html.j2", head=head, table=html_table(columns, rows, frame=""))
+    table = html_table(_OF_GRAPH, graph_of(pipeline).rows, frame="")
+    return render("notebook.html.j2", head=head, table=table)
 
 
 def diagnosis_html(diagnosis: Diagnosis) -> str:
@@ -73,33 +66,37 @@ def summary_html(summary: ExecutionSummary) -> str:
 
 def _stages(summary: ExecutionSummary) -> dict[str, Any]:
     """Returns the table of the stages, and lines below it."""
-    nodes = sorted(
-        summary.values(), key=lambda node: (-node.wait_time_ratio, -node.total_processing_time_ns)
-    )
+    nodes = summary.ranked
     left = len(nodes) - _MAX_STAGES
-    columns = [
-        ("Stage", "code"),
-        ("Share of waiting", ""),
-        ("Time of an element", ""),
-        ("Elements", ""),
-        ("Runs in", "whole"),
-        ("Output", "code"),
-    ]
-    table = html_table(columns, [_stage(node) for node in nodes[:_MAX_STAGES]], frame="")
+    table = html_table(_OF_SUMMARY, nodes[:_MAX_STAGES], frame="")
     more = [f"… and {left} more stages, with smaller shares"] if left > 0 else []
     return {"table": table, "remarks": [*more, *summary.remarks]}
 
 
-def _stage(node: StageSummary) -> list[str]:
-    share = f"{node.wait_time_ratio:.1%}" if node.wait_time_ratio or not node.is_prefetch else "–"
-    return [
-        shortened(node.name, _MAX_NAME),
-        share,
-        time_text(node.mean_processing_time_ns) if node.num_produced_elements else "–",
-        f"{node.num_produced_elements:,}",
-        node.place,
-        shortened(node.output_spec, _MAX_SPEC),
-    ]
+_OF_GRAPH = (
+    Column("Stage", lambda row: f"{row.bars}{shortened(row.text, _MAX_NAME)}", kind="code"),
+    Column(
+        "Length", lambda row: "" if row.is_again else length_text(row.stage.length), kind="whole"
+    ),
+    Column(
+        "Element",
+        lambda row: "" if row.is_again else shortened(row.stage.spec or "", _MAX_SPEC),
+        kind="code",
+    ),
+)
+_OF_SUMMARY = (
+    Column("Stage", lambda x: shortened(x.name, _MAX_NAME), kind="code"),
+    Column("Share of waiting", lambda x: x.share_text),
+    Column(
+        "Time of an element",
+        lambda x: x.mean_processing_time_ns if x.num_produced_elements else None,
+        time_text,
+        missing="–",
+    ),
+    Column("Elements", lambda x: x.num_produced_elements, "{:,}".format),
+    Column("Runs in", lambda x: x.place, kind="whole"),
+    Column("Output", lambda x: shortened(x.output_spec, _MAX_SPEC), kind="code"),
+)
 
 
 def _is_small(pipeline: Any) -> bool:

@@ -1,6 +1,6 @@
 """Tables: columns that know how their values look, and rows of values.
 
-The same table is text for a terminal, records for JSON, and rows of cells for a template.
+The same table is text for a terminal, records for JSON, and HTML (see ``html_table``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Column:
         align: ``"<"`` at the left side of a cell, ``">"`` at the right side.
         width: the smallest width, in characters, for tables that are printed row by row.
         name: the key of its values in JSON; by default the title.
+        kind: classes of its cells in HTML, where values may be an ``HtmlCell`` or ``Markup``.
     """
 
     title: str
@@ -36,6 +37,7 @@ class Column:
     align: Literal["<", ">"] = "<"
     width: int = 0
     name: str = ""
+    kind: str = ""
 
     def cell(self, row: Any) -> str:
         """Returns the text of a row's value."""

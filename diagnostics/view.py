@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.errors.tracebacks import filter_traceback
-from gristmill.dataset.watching import observed_by, report_joining
+from gristmill.dataset.watching import observed_by
 from gristmill.diagnostics.diagnosis.alone import OneThread, alone, run_alone
 from gristmill.diagnostics.diagnosis.verdict import (
     COMPETING,
@@ -276,9 +276,7 @@ class View:
             observer.record(_MAX_EVENTS)
         if self._is_ours:
             annotate_while_profiling(observer)
-            report_joining(self._it, observer.adopt)
-            observer.adopt(self._it)
-            observer.prepare()
+            observer.join(self._it)
             self._stack.callback(observer.stop)
         if self._stall_seconds:
             self._stack.enter_context(watching(observer, self._stall_seconds))

@@ -11,10 +11,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
 
 from gristmill.core.errors import MissingPackageError
 from gristmill.diagnostics.cli.commands import CODES, COMMANDS, PROG
+from gristmill.diagnostics.cli.printing import OutputClosedError, print_anywhere
 from gristmill.diagnostics.cli.target import CommandError
 from gristmill.diagnostics.runtime.attended import PipelineStalledError
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(_parser().parse_args(argv))
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputClosedError):
         # the reader of the pipe has closed it; nothing must be written at exit either
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,33 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    with contextlib.closing(args.command(args)) as lines:
-        while True:
-            try:
-                line = next(lines)
-            except StopIteration as end:
-                return int(end.value)
-            except CommandError as error:
-                _say(f"{PROG}: {error}", sys.stderr)
-                return error.code
-            except MissingPackageError as error:
-                _say(f"{PROG}: {error}", sys.stderr)
-                return 2
-            except PipelineStalledError as error:
-                _say(f"{PROG}: {error}", sys.stderr)
-                return 1
-            except Exception as error:
-                traceback.print_exception(
-                    type(error), error, _from_the_users_code(error.__traceback__)
-                )
-                return 1
-            _say(line, sys.stdout)
-
-
-def _say(text: str, stream: TextIO) -> None:
-    """Prints any text on any terminal."""
-    encoding = stream.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    try:
+        return int(args.command(args))
+    except (CommandError, MissingPackageError, PipelineStalledError) as error:
+        print_anywhere(f"{PROG}: {error}", sys.stderr)
+        if isinstance(error, CommandError):
+            return error.code
+        return 2 if isinstance(error, MissingPackageError) else 1
+    except Exception as error:
+        traceback.print_exception(type(error), error, _from_the_users_code(error.__traceback__))
+        return 1
 
 
 def _from_the_users_code(tb: TracebackType | None) -> TracebackType | None:

@@ -1,14 +1,21 @@
-"""The commands and their arguments, with the texts of their help."""
+"""The commands and their arguments, with the texts of their help.
+
+A line of the arguments of a command has three columns, with two spaces between them: its name and
+what its value is called; its kind and perhaps its default; its help, which continues in indented
+lines. ``or`` before a name says that it excludes the one above it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import math
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from gristmill.diagnostics.cli import provenance, run, shuffle, state, verify
@@ -62,54 +69,30 @@ def _positive(text: str) -> float:
     return float(text)
 
 
-class Argument:
-    """An argument of a command, as ``add_argument`` takes it.
-
-    Args:
-        names: of an option with hyphens, of an argument by position without.
-        text: the help, to which a default other than 0 is added.
-        settings: further parameters of ``add_argument``.
-    """
-
-    def __init__(self, *names: str, text: str, **settings: Any) -> None:
-        default = settings.get("default")
-        self.names = names
-        self.settings = {"help": f"{text} (default: {default:g})" if default else text, **settings}
-
-
-def _flag(name: str, text: str) -> Argument:
-    return Argument(name, text=text, action="store_true")
-
-
-def _text(name: str, metavar: str, text: str) -> Argument:
-    return Argument(name, text=text, metavar=metavar)
+_KINDS: dict[str, dict[str, Any]] = {
+    "flag": {"action": "store_true"},
+    "text": {},
+    "required": {"required": True},
+    "texts": {"action": "append", "default": []},
+    "rest": {"nargs": "*"},
+    "int": {"type": int},
+    "count": {"type": _count},
+    "from-1": {"type": _at_least_one},
+    "port": {"type": _port},
+    "time": {"type": _time},
+    "positive": {"type": _positive},
+}
+_NAMED = "module:attribute or path/to/file.py:attribute"
+_PIPELINE = f"pipeline PIPELINE  text  {_NAMED}"
+_JSON = "--json  flag  print JSON"
 
 
-def _texts(name: str, metavar: str, text: str) -> Argument:
-    return Argument(name, text=text, metavar=metavar, action="append", default=[])
+def _stall_seconds(default: str) -> str:
+    help_text = "end, and say where it hangs, if an element takes longer"
+    return f"--stall-seconds S  time  {help_text} (default: {default}; 0: never)"
 
 
-def _number(
-    name: str,
-    text: str,
-    default: float | None = None,
-    kind: Callable[[str], float] = _count,
-    metavar: str = "N",
-) -> Argument:
-    return Argument(name, text=text, default=default, type=kind, metavar=metavar)
-
-
-def _seconds(text: str, default: float) -> Argument:
-    return _number("--seconds", text, default, _positive, "S")
-
-
-def _stall_seconds(default: str = "30") -> Argument:
-    text = f"end, and say where it hangs, if an element takes longer (default: {default}; 0: never)"
-    return _number("--stall-seconds", text, None, _time, "S")
-
-
-_PIPELINE = _text("pipeline", "PIPELINE", "module:attribute or path/to/file.py:attribute")
-_JSON = _flag("--json", "print JSON")
+_STALL_SECONDS = _stall_seconds("30")
 
 
 @dataclass(frozen=True)
@@ -123,15 +106,15 @@ class Command:
         title: what it does, on one line.
         about: the same at length.
         examples: its arguments, one example to a line.
-        arguments: those that it takes; of a list, one at most may be given.
+        arguments: those that it takes, one to a line.
     """
 
     name: str
-    run: Callable[[argparse.Namespace], run.Lines] | None
+    run: Callable[[argparse.Namespace], int] | None
     title: str
     about: str
     examples: str
-    arguments: list[Argument | list[Argument]]
+    arguments: str
 
     def add_to(self, commands: Any) -> None:
         """Adds its parser to those of the program."""
@@ -145,20 +128,33 @@ class Command:
             allow_abbrev=False,
         )
         parser.set_defaults(command=self.run or partial(_imported, self.name))
-        for argument in self.arguments:
-            if isinstance(argument, Argument):
-                parser.add_argument(*argument.names, **argument.settings)
-            else:
-                group = parser.add_mutually_exclusive_group()
-                for one in argument:
-                    group.add_argument(*one.names, **one.settings)
+        lines = re.sub(r"\n {4,}(?=\S)", " ", textwrap.dedent(self.arguments)).strip().splitlines()
+        for line, following in zip_longest(lines, lines[1:], fillvalue=""):
+            if not line.startswith("or "):
+                is_choice = following.startswith("or ")
+                group = parser.add_mutually_exclusive_group() if is_choice else parser
+            _add_argument(group, line.removeprefix("or "))
 
 
-def _imported(name: str, args: argparse.Namespace) -> run.Lines:
+def _add_argument(parser: Any, line: str) -> None:
+    """Adds the argument that a line describes."""
+    names, kind, text = line.split("  ", 2)
+    name, _, metavar = names.partition(" ")
+    kind, _, default = kind.partition(" ")
+    settings = {**_KINDS[kind], "help": text}
+    if metavar:
+        settings["metavar"] = metavar
+    if default:
+        settings["default"] = settings["type"](default)
+        settings["help"] += f" (default: {default})" if settings["default"] else ""
+    parser.add_argument(name, **settings)
+
+
+def _imported(name: str, args: argparse.Namespace) -> int:
     """Runs a command whose module is imported only for it."""
     module = importlib.import_module(f"gristmill.diagnostics.cli.{name}")
-    lines: run.Lines = getattr(module, name)(args)
-    return lines
+    code: int = getattr(module, name)(args)
+    return code
 
 
 COMMANDS = (
@@ -170,16 +166,12 @@ COMMANDS = (
         " and transformations declare it. Nothing is read without --run.",
         """input_pipeline:train_ds
         train.py:make_dataset --run --output graph.svg""",
-        [
-            _PIPELINE,
-            _flag("--run", "read the first element, to show what elements look like"),
-            _stall_seconds(),
-            _text(
-                "--output",
-                "FILE",
-                "write the graph there, too: .svg, .html, .dot, .json or .txt",
-            ),
-        ],
+        f"""
+        {_PIPELINE}
+        --run  flag  read the first element, to show what elements look like
+        {_STALL_SECONDS}
+        --output FILE  text  write the graph there, too: .svg, .html, .dot, .json or .txt
+        """,
     ),
     Command(
         "head",
@@ -189,13 +181,13 @@ COMMANDS = (
         """input_pipeline:train_ds
         train.py:make_dataset -n 1 --skip 1000
         train.py:loader --spec-only""",
-        [
-            _PIPELINE,
-            Argument("-n", text="how many", dest="num", metavar="N", type=_count, default=5),
-            _number("--skip", "leave out the first N, unread where possible", 0),
-            _stall_seconds(),
-            _flag("--spec-only", "show what they look like, without values"),
-        ],
+        f"""
+        {_PIPELINE}
+        -n N  count 5  how many
+        --skip N  count 0  leave out the first N, unread where possible
+        {_STALL_SECONDS}
+        --spec-only  flag  show what they look like, without values
+        """,
     ),
     Command(
         "diagnose",
@@ -206,21 +198,15 @@ COMMANDS = (
         " went.",
         """train.py:make_dataset
         train.py:loader --consumer-ms 50 --html report.html --trace trace.json""",
-        [
-            _PIPELINE,
-            _seconds("how long to run it", 5.0),
-            _number(
-                "--consumer-ms", "wait this many milliseconds after each element", 0, _time, "MS"
-            ),
-            _stall_seconds("20 for the first one, 5 for others, not less than --seconds"),
-            _text("--html", "FILE", "write a report with pictures, for a browser"),
-            _text(
-                "--trace",
-                "FILE",
-                "run it for a second more, and write all calls for ui.perfetto.dev",
-            ),
-            _JSON,
-        ],
+        f"""
+        {_PIPELINE}
+        --seconds S  positive 5  how long to run it
+        --consumer-ms MS  time 0  wait this many milliseconds after each element
+        {_stall_seconds("20 for the first one, 5 for others, not less than --seconds")}
+        --html FILE  text  write a report with pictures, for a browser
+        --trace FILE  text  run it for a second more, and write all calls for ui.perfetto.dev
+        {_JSON}
+        """,
     ),
     Command(
         "bench",
@@ -231,14 +217,14 @@ COMMANDS = (
         " one starts again at its end.",
         """train.py:make_dataset
         train.py:make_dataset --seconds 2 --repeat 5 --json""",
-        [
-            _PIPELINE,
-            _seconds("how long each run takes", 5.0),
-            _number("--warmup", "how long before the first one", 1.0, _time, "S"),
-            _number("--repeat", "how many runs", 3, _at_least_one),
-            _stall_seconds(),
-            _JSON,
-        ],
+        f"""
+        {_PIPELINE}
+        --seconds S  positive 5  how long each run takes
+        --warmup S  time 1  how long before the first one
+        --repeat N  from-1 3  how many runs
+        {_STALL_SECONDS}
+        {_JSON}
+        """,
     ),
     Command(
         "tune",
@@ -250,13 +236,13 @@ COMMANDS = (
         ' num_lanes, or of order="stream".',
         """train.py:make_dataset
         train.py:loader --seconds 5 --max-workers 8 --json""",
-        [
-            _PIPELINE,
-            _seconds("how long each setting is measured, after half of it to warm up", 2.0),
-            _number("--max-workers", "the largest number of workers (default: 2 for each CPU)"),
-            _stall_seconds(),
-            _JSON,
-        ],
+        f"""
+        {_PIPELINE}
+        --seconds S  positive 2  how long each setting is measured, after half of it to warm up
+        --max-workers N  count  the largest number of workers (default: 2 for each CPU)
+        {_STALL_SECONDS}
+        {_JSON}
+        """,
     ),
     Command(
         "shuffle",
@@ -266,19 +252,16 @@ COMMANDS = (
         " blocks of storage a batch touches. Reads up to --max-batches batches.",
         """train.py:ds --key label
         train.py:make_dataset --batch-size 512 --output shuffle.svg""",
-        [
-            _PIPELINE,
-            _text(
-                "--key",
-                "NAME",
-                "the entry of elements that is their class (default: the position in the source)",
-            ),
-            _number("--batch-size", "elements of a batch", 256, int),
-            _number("--block-size", "records of a block of storage", 256, int),
-            _number("--max-batches", "the most batches to look at", 256, int),
-            _flag("--json", "print the figures as JSON"),
-            _text("--output", "FILE", "write a picture there, as SVG"),
-        ],
+        f"""
+        {_PIPELINE}
+        --key NAME  text  the entry of elements that is their class (default: the position in the
+            source)
+        --batch-size N  int 256  elements of a batch
+        --block-size N  int 256  records of a block of storage
+        --max-batches N  int 256  the most batches to look at
+        --json  flag  print the figures as JSON
+        --output FILE  text  write a picture there, as SVG
+        """,
     ),
     Command(
         "verify",
@@ -290,12 +273,12 @@ COMMANDS = (
         " with 1.",
         """input_pipeline:train_ds
         train.py:make_dataset --steps 1000 --seconds 300 --json""",
-        [
-            _PIPELINE,
-            _number("--steps", "how many outputs", 200, _at_least_one),
-            _seconds("how long it may take", 60.0),
-            _JSON,
-        ],
+        f"""
+        {_PIPELINE}
+        --steps N  from-1 200  how many outputs
+        --seconds S  positive 60  how long it may take
+        {_JSON}
+        """,
     ),
     Command(
         "state",
@@ -308,10 +291,10 @@ COMMANDS = (
         " it, and nothing is read.",
         """checkpoints/1000
         checkpoints/1000/data --pipeline train.py:make_dataset""",
-        [
-            _text("path", "PATH", "a checkpoint, or a file of one"),
-            _text("--pipeline", "PIPELINE", "module:attribute or path/to/file.py:attribute"),
-        ],
+        f"""
+        path PATH  text  a checkpoint, or a file of one
+        --pipeline PIPELINE  text  {_NAMED}
+        """,
     ),
     Command(
         "show",
@@ -322,19 +305,13 @@ COMMANDS = (
         " images as pictures.",
         """train.py:make_dataset --step 12345
         train.py:loader --state checkpoints/1000 --field image""",
-        [
-            _PIPELINE,
-            _number("--step", "output number N, from 0 on; of a MapDataset element N"),
-            _text(
-                "--state",
-                "CHECKPOINT",
-                "the output that follows a checkpoint or a file with a state",
-            ),
-            _text("--ledger", "FILE", "a ledger of the run, with which N may be any of its steps"),
-            _text(
-                "--field", "NAME", "show this field of the output, too; of nested ones outer.inner"
-            ),
-        ],
+        f"""
+        {_PIPELINE}
+        --step N  count  output number N, from 0 on; of a MapDataset element N
+        --state CHECKPOINT  text  the output that follows a checkpoint or a file with a state
+        --ledger FILE  text  a ledger of the run, with which N may be any of its steps
+        --field NAME  text  show this field of the output, too; of nested ones outer.inner
+        """,
     ),
     Command(
         "trace",
@@ -344,19 +321,12 @@ COMMANDS = (
         " Records are read, and functions called, only where they decide which outputs there are.",
         """train.py:make_dataset --record 8190
         train.py:loader --record 17 --steps 1000""",
-        [
-            _PIPELINE,
-            Argument(
-                "--record",
-                text="the key of the record in its source, as show prints it",
-                metavar="KEY",
-                required=True,
-            ),
-            _text("--source", "TEXT", "only records of sources with this in their name"),
-            _number(
-                "--steps", "look at the first N outputs (default: 1,000,000)", None, _at_least_one
-            ),
-        ],
+        f"""
+        {_PIPELINE}
+        --record KEY  required  the key of the record in its source, as show prints it
+        --source TEXT  text  only records of sources with this in their name
+        --steps N  from-1  look at the first N outputs (default: 1,000,000)
+        """,
     ),
     Command(
         "view",
@@ -369,33 +339,16 @@ COMMANDS = (
         """train.py:make_dataset
         train.py:ds --decoder train.py:tokenizer.decode
         train.py:ds --as audio:22050=clip""",
-        [
-            _PIPELINE,
-            _number(
-                "--port",
-                "of 127.0.0.1 (default: 8765, or any if that is taken; 0: any)",
-                None,
-                _port,
-            ),
-            [
-                _number("--step", "begin there (default: 0)"),
-                _text("--state", "CHECKPOINT", "begin with what follows a checkpoint"),
-            ],
-            _text(
-                "--decoder",
-                "FUNCTION",
-                "module:function or file.py:function that makes text of a list of token ids",
-            ),
-            Argument(
-                "--as",
-                text="show values of that name, as x.frame or *.frame, as image, tokens, array,"
-                " audio or audio:RATE (may be repeated)",
-                dest="show_as",
-                metavar="KIND=NAME",
-                action="append",
-                default=[],
-            ),
-        ],
+        f"""
+        {_PIPELINE}
+        --port N  port  of 127.0.0.1 (default: 8765, or any if that is taken; 0: any)
+        --step N  count  begin there (default: 0)
+        or --state CHECKPOINT  text  begin with what follows a checkpoint
+        --decoder FUNCTION  text  module:function or file.py:function that makes text of a list of
+            token ids
+        --as KIND=NAME  texts  show values of that name, as x.frame or *.frame, as image, tokens,
+            array, audio or audio:RATE (may be repeated)
+        """,
     ),
     Command(
         "write",
@@ -411,47 +364,24 @@ COMMANDS = (
         pictures shards --format tar --records-per-file 1000
         train.py:make_dataset s3://bucket/prepared --workers 16 --shard 0/4
         train.py:make_dataset prepared --dry-run""",
-        [
-            _text(
-                "pipeline",
-                "INPUT",
-                "module:attribute, path/to/file.py:attribute, files or a folder",
-            ),
-            _text("output", "OUT", "a folder, or its URL in an object store"),
-            _texts("--map", "FUNCTION", "apply it to each element (may be repeated)"),
-            _text(
-                "--format",
-                "F",
-                "array_record (default), parquet, jsonl, tar, megatron, npy, tfrecord, bagz",
-            ),
-            [
-                _number(
-                    "--records-per-file", "positions or elements of one file", None, _at_least_one
-                ),
-                _number(
-                    "--bytes-per-file",
-                    "about how large a file is (default: 256 MiB)",
-                    None,
-                    _at_least_one,
-                ),
-            ],
-            _text(
-                "--codec",
-                "C",
-                "msgpack (default), json or example, for array_record, tfrecord and bagz",
-            ),
-            _text("--compression", "C", "of the format, such as zstd:9"),
-            _texts("--option", "NAME=VALUE", "of the format, as group_size=4"),
-            _number("--workers", "worker processes (default: one for each CPU; 0: none)"),
-            _text("--shard", "I/N", "write the files of host I of N only"),
-            _flag(
-                "--overwrite",
-                "remove what was written to OUT before; with --append an unfinished append only",
-            ),
-            _flag("--append", "write after the records of OUT"),
-            _flag("--dry-run", "write a sample, and say how large, how long, how many files"),
-            _flag("--quiet", "show no progress bar"),
-        ],
+        """
+        pipeline INPUT  text  module:attribute, path/to/file.py:attribute, files or a folder
+        output OUT  text  a folder, or its URL in an object store
+        --map FUNCTION  texts  apply it to each element (may be repeated)
+        --format F  text  array_record (default), parquet, jsonl, tar, megatron, npy, tfrecord, bagz
+        --records-per-file N  from-1  positions or elements of one file
+        or --bytes-per-file N  from-1  about how large a file is (default: 256 MiB)
+        --codec C  text  msgpack (default), json or example, for array_record, tfrecord and bagz
+        --compression C  text  of the format, such as zstd:9
+        --option NAME=VALUE  texts  of the format, as group_size=4
+        --workers N  count  worker processes (default: one for each CPU; 0: none)
+        --shard I/N  text  write the files of host I of N only
+        --overwrite  flag  remove what was written to OUT before; with --append an unfinished append
+            only
+        --append  flag  write after the records of OUT
+        --dry-run  flag  write a sample, and say how large, how long, how many files
+        --quiet  flag  show no progress bar
+        """,
     ),
     # Here for the help only: the options are parsed by the code that runs the program.
     Command(
@@ -462,9 +392,9 @@ COMMANDS = (
         " programs that one cannot edit.",
         """train.py --steps 100
         -m trainer.main --steps 100""",
-        [
-            _text("program", "SCRIPT | -m MODULE", "what to run"),
-            Argument("arguments", text="its arguments", metavar="ARGS", nargs="*"),
-        ],
+        """
+        program SCRIPT | -m MODULE  text  what to run
+        arguments ARGS  rest  its arguments
+        """,
     ),
 )

@@ -9,13 +9,12 @@ import numpy as np
 
 from gristmill.core.naming import one_line
 from gristmill.dataset.descriptions.display import abbreviated
-from gristmill.diagnostics.graph.spec_text import children, spec_text
+from gristmill.diagnostics.graph.spec_text import children, is_plain_list, spec_text
 
 _MAX_VALUE = 100  # characters of a value
 _MAX_PARTS = 24  # of a container
 _MAX_DEPTH = 12
 _MAX_NESTED = 8  # values of an array that are shown with its brackets, and one by one
-_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def element_lines(element: Any, label: str) -> list[str]:
@@ -56,16 +55,10 @@ def _parts(element: Any) -> dict[str, Any]:
     """Returns the children of a container, by their path prefix; empty for a leaf such as a list of
     numbers.
     """
-    found = children(element)
-    if isinstance(element, Mapping):
-        return {one_line(repr(key), _MAX_VALUE): value for key, value in found.items()}
-    is_of_numbers = (
-        isinstance(element, list | tuple)
-        and len(element) > 1
-        and len({*map(type, element)}) == 1
-        and isinstance(element[0], _PLAIN)
-    )
-    return {} if is_of_numbers else {str(name): value for name, value in found.items()}
+    name_of = repr if isinstance(element, Mapping) else str
+    values = [*element] if isinstance(element, tuple) else element  # of a named tuple, too
+    found = {} if is_plain_list(values) else children(element)
+    return {one_line(name_of(key), _MAX_VALUE): value for key, value in found.items()}
 
 
 def _value_text(leaf: Any) -> str:

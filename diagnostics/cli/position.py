@@ -4,9 +4,10 @@ one, adds lengths.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from gristmill.core.state import plain_int, shown
 from gristmill.dataset.descriptions.display import abbreviated
@@ -231,26 +232,55 @@ def _repeat(state: Any, stage: Description) -> str:
     return f"in epoch {number_text(number + 1)}{of}"
 
 
-def _above(
-    owner: str, words: Callable[[Any, Description], str], key: str = "parent"
-) -> tuple[tuple[str, ...], Callable[..., Iterator[str]]]:
+def _cache(state: Any, stage: Description) -> str:
+    kind = "cached" if state["cache_filled"] else "being cached"
+    num = count_text(state.get("position"), "element")
+    return f"{kind}: {num} delivered, of those from here on:"
+
+
+def _buckets(state: Any, stage: Description) -> str:
+    num, held = count_text(state["num_read"], "element"), state.get("held") or "none"
+    return f"in buckets: those of {num} from here on that are held ({held}):"
+
+
+_Words: TypeAlias = str | Callable[[Any, Description], str]
+_Form: TypeAlias = tuple[tuple[str, ...], Callable[..., Iterator[str]]]
+_NUMBER = re.compile(r"\{(\w+)(?: (\w+))?(?: of (\w+))?\}")
+
+
+def _in_words(words: _Words, state: Any, stage: Description) -> str:
+    """Returns a text with the numbers of a state in it, such as ``{counter}``, ``{counter row}``
+    for "12 rows", or ``{counter row of length}`` for "12 of 100 rows (12%)", the length being that
+    of the stage.
+    """
+
+    def number(found: re.Match[str]) -> str:
+        key, noun, length = found.groups()
+        if length is not None:
+            return of_length(state.get(key), stage.get(length), noun)
+        return number_text(state.get(key)) if noun is None else count_text(state.get(key), noun)
+
+    return _NUMBER.sub(number, words) if isinstance(words, str) else words(state, stage)
+
+
+def _above(owner: str, words: _Words, key: str = "parent") -> _Form:
     """Returns the form of a stage whose only parent has its state at ``key``."""
 
     def lines(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
-        yield words(state, stage)
+        yield _in_words(words, state, stage)
         yield from _indented(_lines(state.get(key), _parent(stage), share))
 
     return (f"{owner}DatasetIterator", owner), lines
 
 
-def _plain(words: Callable[[Any], str]) -> tuple[tuple[str, ...], Callable[..., Iterator[str]]]:
+def _alone(words: str) -> _Form:
     """Returns the form of a state that needs no description."""
-    return (), lambda state, stage, share: iter([words(state)])
+    return (), lambda state, stage, share: iter([_in_words(words, state, stage)])
 
 
 # A form of state: the key that identifies it, its possible stages, and its words. The first key
 # that is there decides.
-_FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
+_FORMS: dict[str, _Form] = {
     "last_seen_indices": (("DataLoader",), loader_lines),
     "workers_state": (("RoundRobinIterator",), _old_workers),
     "num_lanes": (("GlobalBatchDatasetIterator",), _global_batch),
@@ -261,84 +291,35 @@ _FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
     "parents": (("MixedDatasetIterator", "ZipDatasetIterator"), _components),
     "parent_window_start_state": _above(
         "WindowShuffle",
-        lambda state, stage: (
-            f"window {number_text(state.get('window_index'))}:"
-            f" {of_length(state.get('pos_in_window'), stage.get('window_size'), 'element')}"
-            " delivered, of those from here on:"
-        ),
+        "window {window_index}: {pos_in_window element of window_size} delivered, of those from"
+        " here on:",
         "parent_window_start_state",
     ),
     "remainder_slices": _above(
         "ConcatThenSplit",
-        lambda state, _: (
-            f"packed: {count_text(state.get('elements_from_buffer_after_checkpoint'), 'row')}"
-            " delivered, of those from here on:"
-        ),
+        "packed: {elements_from_buffer_after_checkpoint row} delivered, of those from here on:",
         "parent_state",
     ),
-    "cache_filled": _above(
-        "Cache",
-        lambda state, _: (
-            f"{'cached' if state['cache_filled'] else 'being cached'}:"
-            f" {count_text(state.get('position'), 'element')} delivered, of those from here on:"
-        ),
-    ),
-    "count_elements_read": _above(
-        "Limit",
-        lambda state, stage: (
-            f"limited: {of_length(state['count_elements_read'], stage.get('count'), 'element')}"
-        ),
-    ),
+    "cache_filled": _above("Cache", _cache),
+    "count_elements_read": _above("Limit", "limited: {count_elements_read element of count}"),
     "epoch": _above("Repeat", _repeat),
     "batch_idx": _above(
-        "Rebatch",
-        lambda state, _: (
-            f"rebatched: {count_text(state['batch_idx'], 'row')} delivered, of the batch from here"
-            " on:"
-        ),
+        "Rebatch", "rebatched: {batch_idx row} delivered, of the batch from here on:"
     ),
     "next_index_in_buffer": _above(
         "FlatMap",
-        lambda state, _: (
-            f"flat-mapped: {count_text(state['next_index_in_buffer'], 'item')} delivered, of the"
-            " element from here on:"
-        ),
+        "flat-mapped: {next_index_in_buffer item} delivered, of the element from here on:",
     ),
     "next_row": _above(
-        "BinPack",
-        lambda state, _: (
-            f"packed: {count_text(state.get('counter'), 'row')} delivered,"
-            f" {number_text(state['next_row'])} of them from here on:"
-        ),
+        "BinPack", "packed: {counter row} delivered, {next_row} of them from here on:"
     ),
-    "num_read": _above(
-        "BucketBatch",
-        lambda state, _: (
-            f"in buckets: those of {count_text(state['num_read'], 'element')} from here on that are"
-            f" held ({state.get('held') or 'none'}):"
-        ),
-    ),
-    "index_for_rng": _above(
-        "RandomMap",
-        lambda state, _: f"random map: {count_text(state['index_for_rng'], 'element')}",
-    ),
-    "counter": _above(
-        "MapWithIndex",
-        lambda state, _: f"map with index: {count_text(state['counter'], 'element')}",
-    ),
+    "num_read": _above("BucketBatch", _buckets),
+    "index_for_rng": _above("RandomMap", "random map: {index_for_rng element}"),
+    "counter": _above("MapWithIndex", "map with index: {counter element}"),
     "shard_index": (("ElasticIterator",), _elastic),
     "next_index": (("PrefetchDatasetIterator", "DataLoader"), _next_index),
     "tried": _above("Tolerate", _tolerated),
-    "global_next_index": _plain(
-        lambda state: f"next index of all shards: {number_text(state['global_next_index'])}"
-    ),
-    "row_group": _plain(
-        lambda state: (
-            f"row group {number_text(state['row_group'])}, row"
-            f" {number_text(state.get('index_within_row_group'))}"
-        )
-    ),
-    "reader_offset": _plain(
-        lambda state: f"at byte {number_text(state['reader_offset'])} of the file"
-    ),
+    "global_next_index": _alone("next index of all shards: {global_next_index}"),
+    "row_group": _alone("row group {row_group}, row {index_within_row_group}"),
+    "reader_offset": _alone("at byte {reader_offset} of the file"),
 }

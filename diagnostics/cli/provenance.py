@@ -18,8 +18,8 @@ from gristmill.core.state import state_from_text
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import set_next_index
 from gristmill.diagnostics.cli.elements import element_lines
+from gristmill.diagnostics.cli.printing import say
 from gristmill.diagnostics.cli.reader import iterator_of
-from gristmill.diagnostics.cli.run import Lines
 from gristmill.diagnostics.cli.state import state_text
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.cli.words import in_options
@@ -36,7 +36,7 @@ _SHADES = " .:-=+*#%@"
 _MAX_OUTPUTS = 1_000_000  # that are looked at, if nothing else is said
 
 
-def show(args: Namespace) -> Lines:
+def show(args: Namespace) -> int:
     """Prints the records that made an output, optionally with the values of a field."""
     if (args.step is None) == (args.state is None):
         raise CommandError("give --step N or --state CHECKPOINT: which output is to be shown")
@@ -46,16 +46,16 @@ def show(args: Namespace) -> Lines:
         state = None if args.state is None else _state_for(pipeline, args.state)
         provenance = explain(pipeline, state=state, step=args.step, ledger=ledger)
     for line in str(provenance).splitlines():
-        yield one_line(line, _MAX_LINE)
+        say(one_line(line, _MAX_LINE))
     if args.field is not None:
         value = _field(_output(pipeline, state, args.step, ledger), args.field)
-        yield ""
-        yield from element_lines(value, f"{args.field}:")
-        yield from _pictures(value)
+        say("")
+        say(*element_lines(value, f"{args.field}:"))
+        say(*_pictures(value))
     return 0
 
 
-def trace(args: Namespace) -> Lines:
+def trace(args: Namespace) -> int:
     """Yields the outputs that a record made."""
     pipeline = load_pipeline(args.pipeline)
     limit = args.steps or _MAX_OUTPUTS
@@ -69,10 +69,10 @@ def trace(args: Namespace) -> Lines:
                     if str(record.record_key) == args.record and is_of_source:
                         num_found += 1
                         text = f"step {provenance.step}, row {i}: {_words(record)}"
-                        yield one_line(text, _MAX_LINE)
+                        say(one_line(text, _MAX_LINE))
     times = f"{num_found} time{'s' * (num_found != 1)}"
     more = ", and there are more of them (see --steps)" if num == limit else ""
-    yield f"record {one_line(args.record, 100)}: used {times} in {num:,} outputs{more}"
+    say(f"record {one_line(args.record, 100)}: used {times} in {num:,} outputs{more}")
     return 0
 
 

@@ -1,6 +1,6 @@
 """The commands that look at a pipeline or run it: ``inspect``, ``head``, ``diagnose``, ``bench``.
 
-A command gives the lines that it prints, as they come, and returns the code to exit with.
+A command prints lines as they come, and returns the code to exit with.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import statistics
 import time
 from argparse import Namespace
 from array import array
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.descriptions.display import length_text, stage_length
 from gristmill.diagnostics.cli.elements import element_lines
+from gristmill.diagnostics.cli.printing import say
 from gristmill.diagnostics.cli.reader import (
     END,
     attended,
@@ -29,7 +30,7 @@ from gristmill.diagnostics.cli.reader import (
     jumped,
     reading,
 )
-from gristmill.diagnostics.cli.target import CommandError, load_pipeline
+from gristmill.diagnostics.cli.target import CommandError, errors_of, load_pipeline
 from gristmill.diagnostics.diagnosis.verdict import Diagnosis
 from gristmill.diagnostics.files import write_text
 from gristmill.diagnostics.graph.files import write_graph
@@ -41,15 +42,13 @@ from gristmill.diagnostics.runtime.summary import delays_text
 from gristmill.diagnostics.units import digits_text
 from gristmill.diagnostics.view import diagnose, observe, progress_of, run
 
-Lines: TypeAlias = Generator[str, None, int]
-
 _FROZEN_SECONDS = 30.0
 _PERCENTS = (50, 95, 99)
 _MAX_TRACE_SECONDS = 1.0
 _NO_ELEMENTS = "the pipeline has no elements"
 
 
-def inspect(args: Namespace) -> Lines:
+def inspect(args: Namespace) -> int:
     """Yields the graph, the lengths, and the specs of elements."""
     pipeline = load_pipeline(args.pipeline)
     graph = graph_of(pipeline)
@@ -64,22 +63,20 @@ def inspect(args: Namespace) -> Lines:
                 seen |= {**seen_specs(graph, view.summary()), 0: spec}
         graph = graph.with_specs(seen)
         _draw(graph, args.output)
-    yield from stage_lines(graph)
-    yield ""
-    yield f"length:   {length_text(stage_length(pipeline)) or 'not known before the end'}"
-    yield f"element:  {spec}"
+    say(*stage_lines(graph))
+    say("")
+    say(f"length:   {length_text(stage_length(pipeline)) or 'not known before the end'}")
+    say(f"element:  {spec}")
     return 0
 
 
 def _draw(graph: Graph, path: str | None) -> None:
     if path is not None:
-        try:
+        with errors_of("--output"):
             write_graph(graph, path)
-        except (OSError, ValueError) as error:
-            raise CommandError(f"--output: {error}") from error
 
 
-def head(args: Namespace) -> Lines:
+def head(args: Namespace) -> int:
     """Yields the first elements."""
     pipeline = load_pipeline(args.pipeline)
     if isinstance(pipeline, MapDataset):
@@ -90,21 +87,21 @@ def head(args: Namespace) -> Lines:
         if args.skip and not jumped(it, args.skip):
             for index in range(args.skip):
                 if take() is END:
-                    yield f"(the end: there are {index:,} elements)"
+                    say(f"(the end: there are {index:,} elements)")
                     return 0
-        for index in range(args.skip, args.skip + args.num):
+        for index in range(args.skip, args.skip + args.n):
             element = take()
             if element is END:
-                yield f"(the end: there are {index:,} elements)"
+                say(f"(the end: there are {index:,} elements)")
                 return 0
             if args.spec_only:
-                yield f"{index}: {spec_text(element)}"
+                say(f"{index}: {spec_text(element)}")
             else:
-                yield from element_lines(element, f"{index}:")
+                say(*element_lines(element, f"{index}:"))
     return 0
 
 
-def diagnosis(args: Namespace) -> Lines:
+def diagnosis(args: Namespace) -> int:
     """Prints the bottleneck of a pipeline."""
     pipeline = load_pipeline(args.pipeline)
     seconds = args.consumer_ms / 1000
@@ -114,14 +111,18 @@ def diagnosis(args: Namespace) -> Lines:
             pipeline, args.seconds, consumer=consumer, stall_seconds=args.stall_seconds
         )
     text = f"{found}\n\n{found.snapshot.summary}"
-    yield json.dumps(_as_data(found), indent=2) if args.json else text
+    say(json.dumps(_as_data(found), indent=2) if args.json else text)
     if args.html is not None:
         from gristmill.diagnostics.report import report_html
 
-        _write("--html", args.html, report_html(found))
+        page = report_html(found)
+        with errors_of("--html"):
+            write_text(args.html, page)
     if args.trace is not None:
         trace_seconds = min(args.seconds, _MAX_TRACE_SECONDS)
-        _write("--trace", args.trace, _trace(pipeline, trace_seconds, consumer, args.stall_seconds))
+        calls = _trace(pipeline, trace_seconds, consumer, args.stall_seconds)
+        with errors_of("--trace"):
+            write_text(args.trace, calls)
     return 0
 
 
@@ -151,14 +152,7 @@ def _trace(
         return trace_json(view.snapshot())
 
 
-def _write(option: str, path: str, text: str) -> None:
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise CommandError(f"{option}: {error}") from error
-
-
-def bench(args: Namespace) -> Lines:
+def bench(args: Namespace) -> int:
     """Prints the throughput of a pipeline."""
     pipeline = load_pipeline(args.pipeline)
     rates: list[float] = []
@@ -186,16 +180,16 @@ def bench(args: Namespace) -> Lines:
         "seconds": args.seconds,
     }
     if args.json:
-        yield json.dumps(data, indent=2)
+        say(json.dumps(data, indent=2))
         return 0
     spread, megabytes = "", "-  (no arrays, texts or bytes)"
     if len(rates) > 1:
         spread = f"  ({digits_text(min(rates))} to {digits_text(max(rates))} in {len(rates)} runs)"
     if size:
         megabytes = f"{digits_text(rate * size / 1e6)}  ({size:,.0f} bytes an element)"
-    yield f"elements/s  {digits_text(rate)}{spread}"
-    yield f"MB/s        {megabytes}"
-    yield f"delay       {delays_text(data['delay_ns'])}"
+    say(f"elements/s  {digits_text(rate)}{spread}")
+    say(f"MB/s        {megabytes}")
+    say(f"delay       {delays_text(data['delay_ns'])}")
     return 0
 
 

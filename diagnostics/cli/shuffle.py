@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
-from gristmill.diagnostics.cli.target import CommandError, load_pipeline
+from gristmill.diagnostics.cli.printing import say
+from gristmill.diagnostics.cli.target import CommandError, errors_of, load_pipeline
 from gristmill.diagnostics.cli.words import in_options
 from gristmill.diagnostics.diagnosis.mixture_shares import mixture_shares
 from gristmill.diagnostics.diagnosis.shuffle_quality import shuffle_quality
@@ -16,7 +17,7 @@ from gristmill.diagnostics.graph.spec_text import spec_text
 _OPTIONS = ("key", "batch_size", "block_size", "max_batches")
 
 
-def shuffle(args: Namespace) -> Generator[str, None, int]:
+def shuffle(args: Namespace) -> int:
     """Yields the figures, and writes a picture to a file."""
     pipeline = load_pipeline(args.pipeline)
     try:
@@ -35,14 +36,12 @@ def shuffle(args: Namespace) -> Generator[str, None, int]:
     mixtures = mixture_shares(pipeline, args.batch_size)
     if args.json:
         parts = [mixture.as_dict() for mixture in mixtures]
-        yield json.dumps({**quality.to_dict(), "mixtures": parts})
+        say(json.dumps({**quality.to_dict(), "mixtures": parts}))
     else:
-        yield "\n".join(map(str, [quality, *mixtures]))
+        say("\n".join(map(str, [quality, *mixtures])))
     if args.output is not None:
-        try:
+        with errors_of("--output"):
             quality.save_svg(args.output)
-        except OSError as error:
-            raise CommandError(f"--output: {error}") from error
     return 0
 
 

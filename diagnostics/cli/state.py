@@ -26,8 +26,8 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.descriptions.display import joined
 from gristmill.dataset.descriptions.pipeline import check_description, describe
 from gristmill.diagnostics.cli.position import position_lines
+from gristmill.diagnostics.cli.printing import say
 from gristmill.diagnostics.cli.reader import iterator_of
-from gristmill.diagnostics.cli.run import Lines
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 
 _PROCESS_FILE = re.compile(r"process_([0-9]+)-of-([0-9]+)\.json")
@@ -59,17 +59,24 @@ class _Saved:
     problem: str | None = None
 
 
-def state(args: Namespace) -> Lines:
+def state(args: Namespace) -> int:
     """Prints the position in a checkpoint. No line is longer than a terminal can show, and no
     control characters are printed.
     """
-    lines = _lines(args)
-    while True:
-        try:
-            line = next(lines)
-        except StopIteration as end:
-            return int(end.value)
-        yield one_line(line, _MAX_LINE)
+    pipeline = None if args.pipeline is None else load_pipeline(args.pipeline)
+    code = 0
+    for i, item in enumerate(_items(args.path)):
+        if i:
+            _say("")
+        code = max(code, _heading(item))
+        for k, saved in enumerate(item):
+            _say("")
+            is_new = saved.description not in [None, *[other.description for other in item[:k]]]
+            code = max(code, _process(saved, is_new))
+        if pipeline is not None:
+            _say("")
+            code = max(code, _verdict(item, args.pipeline, pipeline))
+    return code
 
 
 def state_text(path: str) -> bytes:
@@ -92,33 +99,20 @@ def state_text(path: str) -> bytes:
     return found[0].text
 
 
-def _lines(args: Namespace) -> Lines:
-    pipeline = None if args.pipeline is None else load_pipeline(args.pipeline)
-    code = 0
-    for i, item in enumerate(_items(args.path)):
-        if i:
-            yield ""
-        code = max(code, (yield from _heading(item)))
-        for k, saved in enumerate(item):
-            yield ""
-            is_new = saved.description not in [None, *[other.description for other in item[:k]]]
-            code = max(code, (yield from _process(saved, is_new)))
-        if pipeline is not None:
-            yield ""
-            code = max(code, (yield from _verdict(item, args.pipeline, pipeline)))
-    return code
+def _say(*lines: str) -> None:
+    say(*[one_line(line, _MAX_LINE) for line in lines])
 
 
-def _heading(item: list[_Saved]) -> Lines:
+def _heading(item: list[_Saved]) -> int:
     path = item[0].path
     found = _PROCESS_FILE.fullmatch(path.name)
-    yield f"checkpoint  {path if found is None and len(item) == 1 else path.parent}"
+    _say(f"checkpoint  {path if found is None and len(item) == 1 else path.parent}")
     unknown = "not noted: Grain, or a state by itself"
-    yield f"written by  {', '.join(dict.fromkeys([saved.library or unknown for saved in item]))}"
+    _say(f"written by  {', '.join(dict.fromkeys([saved.library or unknown for saved in item]))}")
     if found is None:
         return 0
     missing = _missing(path.parent, found[2])
-    yield f"processes   {found[2]}{', MISSING: ' if missing else ''}{', '.join(missing)}"
+    _say(f"processes   {found[2]}{', MISSING: ' if missing else ''}{', '.join(missing)}")
     return int(bool(missing))
 
 
@@ -133,24 +127,24 @@ def _missing(directory: Path, count: str) -> list[str]:
     return [*names, f"… and {more} more"] if more > 0 else names
 
 
-def _process(saved: _Saved, shows_pipeline: bool) -> Lines:
+def _process(saved: _Saved, shows_pipeline: bool) -> int:
     damaged = "" if saved.problem is None else "  DAMAGED"
-    yield f"{saved.path.name}  {len(saved.text):,} bytes{damaged}"
+    _say(f"{saved.path.name}  {len(saved.text):,} bytes{damaged}")
     if saved.problem is not None:
-        yield f"  {saved.problem}"
+        _say(f"  {saved.problem}")
     try:
         state = state_from_text(saved.text, saved.path.name)
-        yield from ["  " + line for line in position_lines(state, saved.description)]
+        _say(*["  " + line for line in position_lines(state, saved.description)])
         if shows_pipeline:
-            yield "  of the pipeline"
-            yield from ["    " + line for line in _stage_lines(saved.description)]
+            _say("  of the pipeline")
+            _say(*["    " + line for line in _stage_lines(saved.description)])
     except (ValueError, RecursionError) as error:  # no JSON, or nested without end
-        yield f"  {_message(error)}"
+        _say(f"  {_message(error)}")
         return 1
     return int(saved.problem is not None)
 
 
-def _verdict(item: list[_Saved], name: str, pipeline: Any) -> Lines:
+def _verdict(item: list[_Saved], name: str, pipeline: Any) -> int:
     """Says if a pipeline, built by a single process, could be restored from one of the files, or
     from all together.
     """
@@ -158,13 +152,13 @@ def _verdict(item: list[_Saved], name: str, pipeline: Any) -> Lines:
     for saved, difference in zip(item, differences, strict=True):
         where = f" from {saved.path.name}" if len(item) > 1 else ""
         if difference is None:
-            yield f"{name} would continue{where}"
+            _say(f"{name} would continue{where}")
         else:
-            yield f"{name} would refuse to continue{where}: {difference}"
+            _say(f"{name} would refuse to continue{where}: {difference}")
     if None in differences:
         return 0
     if len(item) > 1 and _difference(pipeline, functools.partial(_merge, item)) is None:
-        yield f"{name} would continue from all of them together"
+        _say(f"{name} would continue from all of them together")
         return 0
     return 1
 

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +36,15 @@ class CommandError(Exception):
     def __init__(self, text: str, code: int = 2) -> None:
         super().__init__(text)
         self.code = code
+
+
+@contextlib.contextmanager
+def errors_of(option: str) -> Iterator[None]:
+    """Makes a file that an option names, but cannot be written, an error of that option."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{option}: {error}") from error
 
 
 def load_pipeline(name: str) -> Any:

@@ -27,8 +27,9 @@ from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.stream_interleave import StreamInterleaveIterDataset
 from gristmill.dataset.stages.stream_order import StreamOrderIterDataset
+from gristmill.diagnostics.cli.printing import say
 from gristmill.diagnostics.cli.reader import attended
-from gristmill.diagnostics.cli.run import Endless, Lines
+from gristmill.diagnostics.cli.run import Endless
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.runtime.processes import cpu_seconds, memory_bytes
 from gristmill.diagnostics.table import Column, DataTable
@@ -85,14 +86,14 @@ class Speed(Value):
     memory_bytes: int | None
 
 
-def tune(args: Namespace) -> Lines:
+def tune(args: Namespace) -> int:
     """Prints a table of settings, and the best one as code."""
     pipeline = load_pipeline(args.pipeline)
     sweep = Sweep(pipeline, args.max_workers)
     speeds: list[Speed] = []
     failures: dict[str, str] = {}
     if not args.json:
-        yield DataTable(_COLUMNS).lines()[0]
+        say(DataTable(_COLUMNS).lines()[0])
     for setting in sweep.settings():
         if speeds and speeds[-1].setting.has_processes:
             time.sleep(_PAUSE_SECONDS)
@@ -107,22 +108,22 @@ def tune(args: Namespace) -> Lines:
             continue
         speeds.append(speed)
         if not args.json:
-            yield DataTable(_COLUMNS, [speed]).lines()[1]
+            say(DataTable(_COLUMNS, [speed]).lines()[1])
     best = _best(speeds)
     code = sweep.code(best.setting)
     if args.json:
         records = DataTable([*_OF_WORKERS, *_COLUMNS[1:]], speeds).records()
         found = {"settings": records, "best": records[speeds.index(best)], "code": [*code]}
-        yield json.dumps(found | {"not_measured": failures}, indent=2)
+        say(json.dumps(found | {"not_measured": failures}, indent=2))
         return 0
     for reason in dict.fromkeys(failures.values()):
         texts = [text for text, other in failures.items() if other == reason]
-        yield f"not measured: {', '.join(texts)}: {reason}"
+        say(f"not measured: {', '.join(texts)}: {reason}")
     workers = best.setting if best.setting.num_workers else "no workers"
     num_threads = best.setting.num_threads
     threads = "1 thread that reads" if num_threads == 1 else f"{num_threads} threads that read"
-    yield f"\nBest: {workers}, {threads}"
-    yield from code
+    say(f"\nBest: {workers}, {threads}")
+    say(*code)
     return 0
 
 

@@ -7,19 +7,20 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
+from gristmill.diagnostics.cli.printing import say
 from gristmill.diagnostics.cli.target import load_pipeline
 from gristmill.diagnostics.verification import Verifier
 
 
-def verify(args: Namespace) -> Generator[str, None, int]:
+def verify(args: Namespace) -> int:
     """Prints the conditions that were compared, and the first difference."""
     with _printing_to_stderr():
         report = Verifier(
             load_pipeline(args.pipeline), args.steps, args.seconds, made_by=args.pipeline
         ).report()
-    yield json.dumps(report.to_dict(), indent=2) if args.json else str(report)
+    say(json.dumps(report.to_dict(), indent=2) if args.json else str(report))
     return 0 if report.ok else 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from gristmill.diagnostics.cli.run import Lines
+from gristmill.diagnostics.cli.printing import say
 from gristmill.diagnostics.cli.target import CommandError, load_function, load_pipeline
 from gristmill.diagnostics.viewer import Viewer
 from gristmill.diagnostics.viewer import view as serve
@@ -13,15 +13,15 @@ from gristmill.diagnostics.viewer import view as serve
 DEFAULT_PORT = 8765
 
 
-def view(args: Namespace) -> Lines:
+def view(args: Namespace) -> int:
     """Serves until it is interrupted, which is how it ends."""
     pipeline = load_pipeline(args.pipeline)
     decoder = None
     if args.decoder is not None:
         decoder = load_function(args.decoder, "--decoder", "a list of token ids")
     with _viewer(args, pipeline, decoder) as viewer:
-        yield viewer.url
-        yield f"shows {args.pipeline}; Ctrl-C ends it"
+        say(viewer.url)
+        say(f"shows {args.pipeline}; Ctrl-C ends it")
         try:
             viewer.wait()
         except KeyboardInterrupt:
@@ -40,7 +40,7 @@ def _viewer(args: Namespace, pipeline: Any, decoder: Any) -> Viewer:
                 pipeline,
                 port=port,
                 decoder=decoder,
-                show_as=args.show_as,
+                show_as=getattr(args, "as"),
                 step=args.step,
                 state=args.state,
                 name=args.pipeline,

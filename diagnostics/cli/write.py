@@ -13,7 +13,7 @@ from gristmill.core.cgroup import usable_cpus
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.diagnostics.cli.run import Lines
+from gristmill.diagnostics.cli.printing import say
 from gristmill.diagnostics.cli.target import CommandError, load_function, load_pipeline
 from gristmill.diagnostics.cli.words import in_options
 from gristmill.loader import DataLoader
@@ -34,7 +34,7 @@ _OF_FILES = ("format", "codec", "compression", "records_per_file", "bytes_per_fi
 _OPTIONS = (*_OF_FILES, "workers", "shard", "overwrite", "append")
 
 
-def write(args: Namespace) -> Lines:
+def write(args: Namespace) -> int:
     """Writes what a pipeline gives."""
     from gristmill.prepare.estimate import estimate
     from gristmill.prepare.writing import write as write_files
@@ -49,9 +49,9 @@ def write(args: Namespace) -> Lines:
     try:
         if args.dry_run:
             found = estimate(ds, **given)
-            yield str(found)
+            say(str(found))
             if found.seconds is not None:
-                yield f"with {workers} workers: at best {found.seconds / max(workers, 1):,.1f} s"
+                say(f"with {workers} workers: at best {found.seconds / max(workers, 1):,.1f} s")
             return 0
         report = write_files(
             ds,
@@ -68,7 +68,7 @@ def write(args: Namespace) -> Lines:
             raise CommandError(in_options(str(error), *_OPTIONS)) from error
         raise
     if args.quiet or not (sys.stderr.isatty() and sys.stdout.isatty()):  # else it is there
-        yield str(report)
+        say(str(report))
     return 0
 
 

@@ -215,7 +215,8 @@ class Advisor:
         if reads.most_threads:
             return
         values = self._summary.values()
-        behind = self._behind([x for x in values if x.is_prefetch and x.place == "consumer"])
+        waiting = [x.id for x in values if x.is_prefetch and x.place == "consumer"]
+        behind = {x.id for x in self._summary.upstream(waiting)}
         moved = {part: value for part, value in own.parts.items() if part in behind}
         if moved:
             left = Station({part: value for part, value in own.parts.items() if part not in moved})
@@ -228,16 +229,6 @@ class Advisor:
                 " prefetch_buffer_size=500)), and do before it what need not come after it.",
                 self._capacity.with_stations({None: left, _NEW: Station({_NEW: ahead})}),
             )
-
-    def _behind(self, stages: list[StageSummary]) -> set[int]:
-        found: set[int] = set()
-        todo = [i for stage in stages for i in stage.inputs]
-        while todo:
-            i = todo.pop()
-            if i not in found:
-                found.add(i)
-                todo += self._summary[i].inputs
-        return found
 
     def _more_at_once(self) -> Iterator[Change]:
         """Yields changes to workers where there are none."""

@@ -16,7 +16,6 @@ from typing import Any
 
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.node import parents_of
-from gristmill.dataset.watching import report_joining
 from gristmill.diagnostics.runtime.attended import Attended
 from gristmill.diagnostics.runtime.observer import Observer
 from gristmill.diagnostics.runtime.probe import clock
@@ -104,9 +103,7 @@ def _measured(it: DatasetIterator[Any], seconds: float) -> OneThread:
     pickling = min([_pickling_ns(element) for _ in range(3)])
     observer = Observer()
     observer.times_threads = True
-    report_joining(it, observer.adopt)
-    observer.adopt(it)
-    observer.prepare()
+    observer.join(it)
     before, deadline = thread_demand_ns(), time.perf_counter() + seconds
     try:
         while time.perf_counter() < deadline:
@@ -162,7 +159,7 @@ def alone(snapshot: Snapshot, run: OneThread | None, is_step_alike: bool) -> Alo
     without_slices = bool(snapshot.workers)
     stages = _compared(snapshot, without_slices)
     measured = _compared(other, without_slices)
-    if [_kind(x) for x in stages] != [_kind(x) for x in measured]:
+    if [x.kind for x in stages] != [x.kind for x in measured]:
         return None
     times = snapshot.num_elements / other.num_elements
     changed = {a.id: _with_counts_of(a, b, times) for a, b in zip(stages, measured, strict=True)}
@@ -183,10 +180,6 @@ def _compared(snapshot: Snapshot, without_slices: bool) -> list[StageSummary]:
     """
     stages = [x for x in snapshot.summary.values() if not x.is_prefetch]
     return [x for x in stages if not without_slices or not x.name.startswith(_SLICE)]
-
-
-def _kind(stage: StageSummary) -> str:
-    return stage.name.partition("(")[0].partition("[")[0]
 
 
 def _with_counts_of(stage: StageSummary, other: StageSummary, times: float) -> StageSummary:

@@ -317,11 +317,5 @@ def _segments(summary: ExecutionSummary) -> dict[int | None, list[StageSummary]]
         behind = [summary[i] for i in node.inputs]
         is_other_thread = any([x.place != node.place or x.place != "consumer" for x in behind])
         if node.is_prefetch and is_other_thread:
-            found: dict[int, StageSummary] = {}
-            while behind:
-                x = behind.pop()
-                if x.id not in found:
-                    found[x.id] = x
-                    behind += [] if x.is_prefetch else [summary[i] for i in x.inputs]
-            segments[node.id] = [*found.values()]
+            segments[node.id] = summary.upstream([node.id], past_prefetch=False)
     return segments

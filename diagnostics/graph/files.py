@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +80,16 @@ def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     write_text(path, _FORMS[path.suffix.lower()](graph))
 
 
-def emit_graph(graph: Graph, specs: Mapping[int, str], destination: str) -> None:
+def emit_graph(graph: Graph, destination: str) -> None:
     """Shows the graph of a pipeline whose first element has passed. A failure is logged, never
     raised.
 
     Args:
-        graph: of ``graph_of``.
-        specs: what was seen of the elements, by the numbers of the stages.
+        graph: with what was seen of the elements.
         destination: empty: the text is logged at level INFO. Otherwise a directory, which is made
             if need be: the graph is written there as ``pipeline-<k>.txt``, ``.svg``, ``.html`` and
             ``.json``, with a ``k`` that is not in use. Without Jinja2, there are no pictures.
     """
-    graph = graph.with_specs(specs)
     text = _FORMS[".txt"](graph)
     try:
         if destination:

@@ -16,6 +16,13 @@ from gristmill.diagnostics.runtime.summary import ExecutionSummary, StageSummary
 _MAX_SKIPPED = 8  # stages in a row of which the other side knows nothing
 
 
+def graph_that_ran(summary: ExecutionSummary) -> Graph:
+    """Returns the stages of a pipeline that was observed, with the elements that were seen."""
+    nodes = sorted(summary.items())
+    stages = [Stage(i, x.name, x.inputs, x.output_spec or None) for i, x in nodes]
+    return Graph(tuple(stages))
+
+
 def seen_specs(graph: Graph, summary: ExecutionSummary) -> dict[int, str]:
     """Returns how the elements after each stage of ``graph`` looked, by its number that ``summary``
     has seen.

@@ -12,6 +12,7 @@ _MAX_ITEMS = 32  # of a container that are shown one by one
 _MAX_COMPARED = 1000  # items of a list that are looked at to call it homogeneous
 _MAX_TEXT = 2000
 _PLAIN = frozenset({int, float, complex, bool, type(None), np.bool_})
+_LISTED = frozenset({bool, int, float, complex, str, bytes})
 
 
 def spec_text(element: Any) -> str:
@@ -92,6 +93,16 @@ def children(element: Any) -> Mapping[Any, Any]:
     if dataclasses.is_dataclass(element) and not isinstance(element, type):
         return {field.name: getattr(element, field.name) for field in dataclasses.fields(element)}
     return {}
+
+
+def is_plain_list(value: Any) -> bool:
+    """True if ``value`` is a list or tuple of values of one kind, numbers or texts."""
+    return (
+        type(value) in (list, tuple)
+        and len(value) > 1
+        and type(value[0]) in _LISTED
+        and len({*map(type, value)}) == 1
+    )
 
 
 def _text(element: Any) -> str:

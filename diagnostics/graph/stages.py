@@ -7,9 +7,9 @@ Nothing is run for it. What it becomes is in ``texts`` and ``drawing``, and wher
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator
@@ -26,9 +26,6 @@ from gristmill.dataset.descriptions.display import (
 from gristmill.diagnostics.graph.spec_text import static_spec_text
 from gristmill.loader.data_loader import DataLoader
 from gristmill.loader.iterator import DataLoaderIterator
-
-Notes: TypeAlias = Mapping[int, Sequence[str]] | None  # lines about stages, by their numbers
-Weights: TypeAlias = Mapping[int, float] | None  # in [0, 1], how much a stage is to catch the eye
 
 
 @dataclass(frozen=True)
@@ -129,6 +126,13 @@ def _joined(branches: list[tuple[list[GraphRow], str]]) -> list[GraphRow]:
     ]
 
 
+def last_stage(pipeline: Any) -> Any:
+    """Returns the dataset or iterator that gives the elements of a pipeline."""
+    if isinstance(pipeline, DataLoader):
+        return pipeline._dataset
+    return pipeline._iterator if isinstance(pipeline, DataLoaderIterator) else pipeline
+
+
 def graph_of(pipeline: Any) -> Graph:
     """Returns the graph of a dataset, an iterator, a ``DataLoader`` or its iterator. Nothing is
     run, and no iterator made.
@@ -146,11 +150,7 @@ def graph_of(pipeline: Any) -> Graph:
         0 BatchMapDataset(batch_size=2, drop_remainder=True) (1,) int64[2]
         1 RangeMapDataset(start=0, stop=4, step=1) () int64[]
     """
-    output = pipeline
-    if isinstance(pipeline, DataLoader):
-        output = pipeline._dataset
-    elif isinstance(pipeline, DataLoaderIterator):
-        output = pipeline._iterator
+    output = last_stage(pipeline)
     if not isinstance(output, DatasetNode | DatasetIterator):
         raise TypeError(
             "pipeline must be a dataset, a DataLoader or an iterator of one of them, "

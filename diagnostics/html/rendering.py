@@ -19,6 +19,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import missing_package
+from gristmill.diagnostics.table import Column
 from gristmill.diagnostics.units import digits_text, size_text, time_text
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def macros(template: str) -> Any:
 
 
 def html_table(
-    columns: Iterable[str | tuple[str, str]],
-    rows: Iterable[Iterable[Any]],
+    columns: Iterable[Column],
+    rows: Iterable[Any],
     kind: str = "",
     frame: str = "scroll",
     *,
@@ -78,8 +79,8 @@ def html_table(
     """Returns a table that is scrolled by itself.
 
     Args:
-        columns: titles, or titles and classes.
-        rows: cells: an ``HtmlCell``, or its ``text``.
+        columns: what is shown of a row.
+        rows: the objects that columns take their values from.
         kind: classes of the table; in one of ``cards``, each cell is labelled with its column.
         frame: classes of the element around it.
         has_heads: the first cell of each row names the row.
@@ -87,12 +88,17 @@ def html_table(
     Raises:
         ImportError: Jinja2 is not installed.
     """
-    cells = [
-        [cell if isinstance(cell, HtmlCell) else HtmlCell(cell) for cell in row] for row in rows
-    ]
-    titled = [(column, "") if isinstance(column, str) else column for column in columns]
-    table: Markup = macros("parts.html.j2").table(titled, cells, kind, frame, has_heads)
+    columns = [*columns]
+    cells = [[_cell(column, row) for column in columns] for row in rows]
+    table: Markup = macros("parts.html.j2").table(columns, cells, kind, frame, has_heads)
     return type(table)(_writable(table))
+
+
+def _cell(column: Column, row: Any) -> HtmlCell:
+    value = column.value(row)
+    if isinstance(value, HtmlCell):
+        return value
+    return HtmlCell(value if hasattr(value, "__html__") else column.cell(row))
 
 
 def html_or_text(make: Callable[[], str], shown: object) -> str:

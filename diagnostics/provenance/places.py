@@ -7,8 +7,8 @@ from typing import Any
 
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.descriptions.pipeline import file_paths
+from gristmill.diagnostics.graph.stages import last_stage
 from gristmill.diagnostics.provenance.records import Provenance, Record, Row
-from gristmill.loader.data_loader import DataLoader
 from gristmill.sources.sharded import ShardedSource, ShardMap
 
 
@@ -19,7 +19,7 @@ def with_places(found: Provenance, definition: Any) -> Provenance:
         found: its records name their sources by text.
         definition: the dataset or ``DataLoader`` that it is of.
     """
-    sources = _sources_of(definition._dataset if isinstance(definition, DataLoader) else definition)
+    sources = _sources_of(last_stage(definition))
     if not sources:
         return found
     rows = [Row([_placed(record, sources) for record in row.records]) for row in found.rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from gristmill.core.value import Value
@@ -138,10 +139,11 @@ class Provenance:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        names, lines = [x.title for x in self.table.columns], [*self.table.cells()]
-        shown = abbreviated(lines, _MAX_LINES, "… {} more …".format)
-        cells = [line if isinstance(line, list) else [line] for line in shown]
-        return html_or_text(lambda: str(html_table(names, cells)), self)
+        titles, cells = [x.title for x in self.table.columns], [*self.table.cells()]
+        shown = abbreviated(cells, _MAX_LINES, "… {} more …".format)
+        rows = [line if isinstance(line, list) else [line, *[""] * len(titles)] for line in shown]
+        columns = [Column(title, itemgetter(i)) for i, title in enumerate(titles)]
+        return html_or_text(lambda: str(html_table(columns, rows)), self)
 
 
 def _column(name: str) -> Column:

@@ -19,6 +19,7 @@ from gristmill.diagnostics.report.threads import (
     thread_times,
 )
 from gristmill.diagnostics.runtime.summary import ExecutionSummary, StageSummary, WorkerLoad
+from gristmill.diagnostics.table import Column
 from gristmill.diagnostics.units import size_text, time_text
 
 if TYPE_CHECKING:
@@ -48,11 +49,9 @@ def report_html(diagnosis: Diagnosis, title: str = "Pipeline report") -> str:
     summary = diagnosis.snapshot.summary
     binding = _binding(diagnosis)
     colours = _colours(summary, binding)
-    nodes = sorted(
-        summary.values(), key=lambda node: (-node.wait_time_ratio, -node.total_processing_time_ns)
-    )
-    times = thread_times(diagnosis.snapshot.threads, summary.nodes, colours)
-    names = legend(times, summary.nodes, colours)
+    nodes = summary.ranked
+    times = thread_times(diagnosis.snapshot.threads, summary, colours)
+    names = legend(times, summary, colours)
     return render(
         "report.html.j2",
         title=title,
@@ -129,122 +128,118 @@ def _picture(
 def _stages(
     nodes: Sequence[StageSummary], colours: Mapping[int, str], binding: StageSummary | None
 ) -> Markup:
-    longest = max([node.total_processing_time_ns for node in nodes], default=0)
+    longest = max([node.total_processing_time_ns for node in nodes], default=0) or 1
+
+    def name(node: StageSummary) -> HtmlCell:
+        kind, bracket, rest = node.label.partition("(")
+        parts = macros("report_parts.html.j2")
+        head = parts.stage(node.id, shortened(kind, _MAX_NAME), colours[node.id])
+        head += parts.mark("bottleneck") if node is binding else ""
+        title = shortened(node.label, 4 * _MAX_NAME)
+        return HtmlCell(head, [shortened(bracket + rest, _MAX_NAME)], title=title)
+
+    def share(node: StageSummary) -> HtmlCell:
+        return HtmlCell(node.share_text, bar=[(colours[node.id], node.wait_time_ratio)])
+
+    def own_time(node: StageSummary) -> HtmlCell:
+        own, label = node.total_processing_time_ns, "Waiting" if node.is_prefetch else ""
+        return HtmlCell(time_text(own), bar=[(colours[node.id], own / longest)], label=label)
+
     columns = [
-        ("Stage", "stage"),
-        ("Share of waiting", ""),
-        ("Own time", ""),
-        ("Per element", "whole"),
-        ("Elements", "number"),
-        ("Runs in", ""),
-        ("Output", "spec"),
+        Column("Stage", name, kind="stage"),
+        Column("Share of waiting", share),
+        Column("Own time", own_time),
+        Column("Per element", _time_of_one, kind="whole", missing="–"),
+        Column("Elements", _counts, kind="number"),
+        Column("Runs in", lambda node: node.place),
+        Column("Output", _spec, kind="spec"),
     ]
-    rows = [_stage(node, node is binding, longest, colours[node.id]) for node in nodes]
-    return html_table(columns, rows, "cards", has_heads=True)
+    return html_table(columns, nodes, "cards", has_heads=True)
 
 
-def _stage(node: StageSummary, is_binding: bool, longest: int, colour: str) -> list[HtmlCell]:
-    num, own = node.num_produced_elements, node.total_processing_time_ns
-    kind, bracket, rest = node.label.partition("(")
-    head = macros("report_parts.html.j2").stage(node.id, shortened(kind, _MAX_NAME), colour)
-    if is_binding:
-        head += macros("report_parts.html.j2").mark("bottleneck")
-    share = f"{node.wait_time_ratio:.1%}" if node.wait_time_ratio or not node.is_prefetch else "–"
+def _time_of_one(node: StageSummary) -> HtmlCell | None:
+    if not node.num_produced_elements:
+        return None
     least, most = time_text(node.min_processing_time_ns), time_text(node.max_processing_time_ns)
+    mean = node.total_processing_time_ns // node.num_produced_elements
+    return HtmlCell(time_text(mean), [f"{least} to {most}"])
+
+
+def _counts(node: StageSummary) -> HtmlCell:
     counts = [f"{node.kept_ratio:.1%} kept"] if node.kept_ratio is not None else []
     counts += [f"{node.buffered:,} ready"] if node.buffered is not None else []
     counts += [f"{node.num_errors:,} error{'s' * (node.num_errors > 1)}"] if node.num_errors else []
-    sizes = [size_text(node.bytes_produced), f"{size_text(node.bytes_produced / max(num, 1))} each"]
-    spec = macros("report_parts.html.j2").code(shortened(node.output_spec, _MAX_SPEC) or "–")
-    return [
-        HtmlCell(
-            head,
-            [shortened(bracket + rest, _MAX_NAME)],
-            title=shortened(node.label, 4 * _MAX_NAME),
-        ),
-        HtmlCell(share, bar=[(colour, node.wait_time_ratio)]),
-        HtmlCell(
-            time_text(own),
-            bar=[(colour, own / max(longest, 1))],
-            label="Waiting" if node.is_prefetch else "",
-        ),
-        HtmlCell(time_text(own // num), [f"{least} to {most}"]) if num else HtmlCell("–"),
-        HtmlCell(f"{num:,}", counts),
-        HtmlCell(node.place),
-        HtmlCell(spec, [", ".join(sizes)] if num and node.bytes_produced else []),
-    ]
+    return HtmlCell(f"{node.num_produced_elements:,}", counts)
+
+
+def _spec(node: StageSummary) -> HtmlCell:
+    num, size = node.num_produced_elements, node.bytes_produced
+    sizes = [f"{size_text(size)}, {size_text(size / num)} each"] if num and size else []
+    text = shortened(node.output_spec, _MAX_SPEC) or "–"
+    return HtmlCell(macros("report_parts.html.j2").code(text), sizes)
 
 
 def _threads(times: Sequence[ThreadTime], names: Sequence[tuple[str, str]]) -> Markup | None:
     if not times:
         return None
-    columns = [("Thread", "thread"), ("works", "number"), ("waits", "number"), ("Stages", "parts")]
-    rows = []
-    for one in times:
-        kind = "process" if one.is_first else ""
-        parts = [
-            f"{name}: {one.shares[colour]:.1%}"
-            for colour, name in names
-            if one.shares.get(colour, 0.0) >= 0.0005
-        ]
-        rows.append(
-            [
-                HtmlCell(one.name, kind=kind, title=one.name),
-                HtmlCell(f"{one.working:.0%}", kind=kind, label="works"),
-                HtmlCell(f"{one.waiting:.0%}", kind=kind, label="waits"),
-                HtmlCell("", bar=[*one.shares.items()], kind=kind, title="\n".join(parts)),
-            ]
-        )
-    frame = f"scroll{' dense' if len(rows) > 16 else ''}"
-    return html_table(columns, rows, "threads", frame, has_heads=True)
 
+    def cell(one: ThreadTime, text: str, **values: Any) -> HtmlCell:
+        return HtmlCell(text, kind="process" if one.is_first else "", **values)
 
-_OF_PROCESSES = (
-    "Workers",
-    "CPU wanted",
-    "No room for outputs",
-    "Making messages",
-    "Reading messages, in the consumer",
-)
-_OF_ACTORS = ("Node", "Actors", "Computing", "Transfer", "Object store", "Waiting for room")
+    def stages(one: ThreadTime) -> HtmlCell:
+        shares = [(name, one.shares.get(colour, 0.0)) for colour, name in names]
+        title = "\n".join([f"{name}: {share:.1%}" for name, share in shares if share >= 0.0005])
+        return cell(one, "", bar=[*one.shares.items()], title=title)
+
+    columns = [
+        Column("Thread", lambda x: cell(x, x.name, title=x.name), kind="thread"),
+        Column("works", lambda x: cell(x, f"{x.working:.0%}", label="works"), kind="number"),
+        Column("waits", lambda x: cell(x, f"{x.waiting:.0%}", label="waits"), kind="number"),
+        Column("Stages", stages, kind="parts"),
+    ]
+    frame = f"scroll{' dense' if len(times) > 16 else ''}"
+    return html_table(columns, times, "threads", frame, has_heads=True)
 
 
 def _workers(
     summary: ExecutionSummary, loads: Sequence[WorkerLoad]
 ) -> list[tuple[str, list[WorkerLoad], Markup]]:
     """Returns the title, the loads and the table of processes and of actors, if there are any."""
+    stage = Column("Stage", lambda x: f"{x.stage} {short_name(summary[x.stage])}", kind="stage")
     tables = []
-    for title, titles, cells_of, some in (
-        ("Worker processes", _OF_PROCESSES, _of_processes, [x for x in loads if not x.node]),
-        ("Ray actors", _OF_ACTORS, _of_actors, [x for x in loads if x.node]),
+    for title, columns, some in (
+        ("Worker processes", _OF_PROCESSES, [x for x in loads if not x.node]),
+        ("Ray actors", _OF_ACTORS, [x for x in loads if x.node]),
     ):
-        rows = [
-            [f"{load.stage} {short_name(summary[load.stage])}", *cells_of(load)] for load in some
-        ]
-        if rows:
-            columns = [("Stage", "stage"), *[(name, "") for name in titles]]
-            tables.append((title, some, html_table(columns, rows, "cards", has_heads=True)))
+        if some:
+            table = html_table([stage, *columns], some, "cards", has_heads=True)
+            tables.append((title, some, table))
     return tables
 
 
-def _of_processes(load: WorkerLoad) -> list[Any]:
-    whole = max(load.lifetime_ns, 1)
-    return [
-        _num_workers(load),
-        f"{load.cpu_ns / whole:.0%}",
-        f"{load.room_ns / whole:.1%}",
-        f"{load.encoding_ns / whole:.1%}",
-        time_text(load.decoding_ns),
-    ]
-
-
-def _of_actors(load: WorkerLoad) -> list[Any]:
-    computing, transfer, storing, waiting = [f"{share:.1%}" for share in load.shares]
+def _transfer(load: WorkerLoad) -> HtmlCell:
     reading = f"and {time_text(load.decoding_ns)} in the consumer"
-    moving = HtmlCell(transfer, [reading])
-    return [load.node, _num_workers(load), computing, moving, storing, waiting]
+    return HtmlCell(f"{load.shares[1]:.1%}", [reading])
 
 
 def _num_workers(load: WorkerLoad) -> HtmlCell:
     restarted = [f"{load.num_restarts} restarted"] if load.num_restarts else []
     return HtmlCell(f"{load.num_workers}", restarted)
+
+
+_percent = "{:.1%}".format
+_OF_PROCESSES = (
+    Column("Workers", _num_workers),
+    Column("CPU wanted", lambda x: x.cpu_ns / max(x.lifetime_ns, 1), "{:.0%}".format),
+    Column("No room for outputs", lambda x: x.room_ns / max(x.lifetime_ns, 1), _percent),
+    Column("Making messages", lambda x: x.encoding_ns / max(x.lifetime_ns, 1), _percent),
+    Column("Reading messages, in the consumer", lambda x: x.decoding_ns, time_text),
+)
+_OF_ACTORS = (
+    Column("Node", lambda x: x.node),
+    Column("Actors", _num_workers),
+    Column("Computing", lambda x: x.shares[0], _percent),
+    Column("Transfer", _transfer),
+    Column("Object store", lambda x: x.shares[2], _percent),
+    Column("Waiting for room", lambda x: x.shares[3], _percent),
+)

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gristmill.diagnostics.runtime.summary import StageSummary, ThreadTimeline
+from gristmill.diagnostics.runtime.remote import ThreadTimeline
+from gristmill.diagnostics.runtime.summary import ExecutionSummary, StageSummary
 
 # The colour of stages whose elements others compute: their time is that of waiting.
 WAITING = "waiting"
@@ -39,7 +40,7 @@ class ThreadTime:
 
 def thread_times(
     threads: Sequence[ThreadTimeline],
-    stages: Mapping[int, StageSummary],
+    summary: ExecutionSummary,
     colours: Mapping[int, str],
 ) -> list[ThreadTime]:
     """Returns the times of all threads, those of one process together, the main one first; where
@@ -47,7 +48,7 @@ def thread_times(
 
     Args:
         threads: what each has done.
-        stages: by their ids.
+        summary: the stages.
         colours: of the stages.
     """
     threads = _in_order(threads)
@@ -61,7 +62,7 @@ def thread_times(
         name = f"{thread.process}: {thread.thread}"
         name += f" {numbers[key]}" if names[key] > 1 else ""
         place = in_process[thread.process]
-        times.append(ThreadTime(name, not place, _shares(thread, stages, colours)))
+        times.append(ThreadTime(name, not place, _shares(thread, summary, colours)))
         places.append(place)
         in_process[thread.process] += 1
     if len(times) <= _MAX_THREADS:
@@ -108,39 +109,27 @@ def _process_order(process: str) -> tuple[bool, int, str]:
 
 
 def _takes_elements(thread: ThreadTimeline) -> bool:
-    return bool(thread.process == "main" and thread.marks and thread.marks[-1][1].get(0))
+    return bool(thread.process == "main" and thread.own_ns.get(0))
 
 
 def _shares(
-    thread: ThreadTimeline, stages: Mapping[int, StageSummary], colours: Mapping[int, str]
+    thread: ThreadTimeline, summary: ExecutionSummary, colours: Mapping[int, str]
 ) -> dict[str, float]:
-    if not thread.marks:
-        return {}
-    last, own = thread.marks[-1]
-    whole = max(last - thread.began_ns, 1)
+    own, whole = thread.own_ns, max(thread.seen_ns, 1)
     spent: Counter[str] = Counter()
     for i in own:
-        if i in stages:
-            spent[colours[i]] += _waited(i, own, stages) if colours[i] == WAITING else own[i]
+        if i in summary:
+            spent[colours[i]] += _waited(i, own, summary) if colours[i] == WAITING else own[i]
     order = sorted(spent, key=lambda colour: (colour == WAITING, colour == _OTHERS, colour))
     return {colour: spent[colour] / whole for colour in order if spent[colour]}
 
 
-def _waited(stage: int, own: Mapping[int, int], stages: Mapping[int, StageSummary]) -> int:
+def _waited(stage: int, own: Mapping[int, int], summary: ExecutionSummary) -> int:
     """Returns the time that a prefetching stage has waited in this thread, which may also compute
     its input.
     """
-    waited = own[stage]
-    todo, seen = [*stages[stage].inputs], {stage}
-    while todo:
-        i = todo.pop()
-        if i in seen or i not in stages:
-            continue
-        seen.add(i)
-        waited -= own.get(i, 0)
-        if not stages[i].is_prefetch:
-            todo.extend(stages[i].inputs)
-    return max(waited, 0)
+    upstream = summary.upstream([stage], past_prefetch=False)
+    return max(0, own[stage] - sum([own.get(x.id, 0) for x in upstream]))
 
 
 def short_name(stage: StageSummary) -> str:

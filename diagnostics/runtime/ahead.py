@@ -97,4 +97,4 @@ def ahead_text(summary: ExecutionSummary) -> str:
 
 def short_name(stage: StageSummary) -> str:
     """Returns the name of a stage, and its number in the table."""
-    return f"{stage.name.partition('(')[0].partition('[')[0]} ({stage.id})"
+    return f"{stage.kind} ({stage.id})"

@@ -75,14 +75,11 @@ class _DebugReports:
 
 def _draw_once(observer: Observer, destination: str) -> None:
     from gristmill.diagnostics.graph.files import emit_graph
-    from gristmill.diagnostics.graph.stages import Graph, Stage
+    from gristmill.diagnostics.graph.seen_specs import graph_that_ran
 
     def draw(now: int) -> None:
         observer.on_attend.remove(draw)
-        nodes = take_snapshot(observer).summary.nodes
-        stages = [Stage(i, nodes[i].name, nodes[i].inputs) for i in sorted(nodes)]
-        specs = {i: node.output_spec for i, node in nodes.items()}
-        emit_graph(Graph(tuple(stages)), specs, destination)
+        emit_graph(graph_that_ran(take_snapshot(observer).summary), destination)
 
     observer.on_attend.append(draw)
 

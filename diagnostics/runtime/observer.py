@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,7 @@ from gristmill.dataset.bases.observing import (
     opens_pipelines,
 )
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.dataset.mixtures.draw_counts import sum_of_counts
-from gristmill.dataset.watching import observe_as, observed_as, unobserve
+from gristmill.dataset.watching import observe_as, observed_as, report_joining, unobserve
 from gristmill.diagnostics.runtime.jax_profiles import annotated
 from gristmill.diagnostics.runtime.metrics.measuring import measured
 from gristmill.diagnostics.runtime.observed_maps import ObservedMaps
@@ -81,6 +80,15 @@ class Observer:
         self._is_stopped = False
 
     # Joining.
+
+    def join(self, it: DatasetIterator[Any]) -> None:
+        """Observes a pipeline that may be in use, and what joins it later."""
+        if report_joining(it, self.adopt):
+            if self.root is None:
+                self.adopt(it)
+            else:
+                self.adopt_again(it)
+            self.prepare()
 
     def adopt(self, it: DatasetIterator[Any]) -> None:
         """Observes ``it`` and what it draws from; called when an iterator joins the pipeline."""
@@ -171,17 +179,14 @@ class Observer:
         with self._lock:
             self.faults[step] = self.faults.get(step, 0) + num
 
-    def components(self) -> dict[int, dict[str, dict[str, int]]]:
-        """Returns the draw counts of the components of mixtures of streams, by the number of their
-        probe.
+    def streams(self) -> Iterator[tuple[int, StreamIterator[Any]]]:
+        """Yields the streams that are observed and still there, with the numbers of their
+        probes.
         """
-        found: dict[int, dict[str, dict[str, int]]] = {}
         for it in self.alive():
             probe = self.probe_of(it)
-            drawn = it._gm_engine.drawn(it.pos) if isinstance(it, StreamIterator) else None
-            if probe is not None and drawn is not None:
-                found[probe.number] = sum_of_counts(found.get(probe.number, {}), drawn)
-        return found
+            if probe is not None and isinstance(it, StreamIterator):
+                yield probe.number, it
 
     def _adopt_component(self, opener: Probe, it: DatasetIterator[Any]) -> None:
         """Observes the output of a pipeline that the stage of ``opener`` has opened."""

@@ -5,15 +5,14 @@ one object that is observed, by a function that calls it and adds up. Nothing he
 length of a run:
 
 1. Every thread has its own ``ThreadCounters``, so nothing is locked and nothing is lost, with any
-   number of threads. They have one ``StageCounts`` for each stage, and a timeline whose resolution
-   halves whenever it is full.
+   number of threads. They have one ``StageCounts`` for each stage.
 2. ``ThreadCounters.inner`` is the duration of the calls that the call in progress has made; the
    rest of its own time is the stage's.
 3. One call in some is timed where calls take less than 0.4 ms and are not for blocks, and stands
    for those before it, which are only counted. So the cost stays below a few per cent. Where that
    misses long calls after all, all are timed from then on.
-4. What is expensive (how large an element is, what it looks like, the timeline) is looked at now
-   and then, when ``attend_at`` says so.
+4. What is expensive (how large an element is, what it looks like) is looked at now and then, when
+   ``attend_at`` says so.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ clock = time.perf_counter_ns
 thread_clock = time.thread_time_ns
 
 _ATTEND_NS = 20_000_000
-_FIRST_MARK_NS = 50_000_000  # the timeline's first resolution
 _MAX_MARKS = 200
 _MAX_LANES = 64
 _NEVER = 1 << 62
@@ -82,27 +80,6 @@ class StageCounts:
             self.histogram.add_all(other.histogram)
 
 
-class Timeline:
-    """Values at some times. Every second one is dropped whenever there are too many.
-
-    Args:
-        next_at: the time of the first value.
-        interval: between two values, at first.
-    """
-
-    def __init__(self, next_at: int, interval: int) -> None:
-        self.marks: list[tuple[int, Any]] = []
-        self.next_at = next_at
-        self._interval = interval
-
-    def add(self, now: int, value: Any) -> None:
-        self.marks.append((now, value))
-        if len(self.marks) >= _MAX_MARKS:
-            del self.marks[:-1:2]
-            self._interval *= 2
-        self.next_at = now + self._interval
-
-
 class ThreadCounters:
     """The events of one thread."""
 
@@ -119,8 +96,6 @@ class ThreadCounters:
         self._random = 1
         self.cells: list[StageCounts] = []
         self.began = clock()
-        # the own time of each stage until then
-        self.timeline = Timeline(self.began + _FIRST_MARK_NS, _FIRST_MARK_NS)
         self.events: deque[tuple[int, int, int, int]] | None = None
 
     @property
@@ -181,8 +156,6 @@ class ThreadCounters:
         # before there was any element, the next call may give one
         if self.events is None and probe.spec:
             cell.attend_at = ended + _ATTEND_NS
-        if ended >= self.timeline.next_at:
-            self.timeline.add(ended, [cell.own for cell in self.cells])
 
     def absorb(self, other: ThreadCounters) -> None:
         """Continues where a thread that has ended stopped."""
@@ -218,7 +191,6 @@ def _merge_ended(known: list[ThreadCounters]) -> None:
                 over[0].absorb(lane)
                 known.remove(lane)
             over[0].name = "threads that have ended"
-            over[0].timeline.marks.clear()
 
 
 class Probe:
@@ -295,7 +267,10 @@ class OutputCounts:
         self.unrecorded = 0  # delays, which the next one of their kind stands for
         self.delays = Histogram()
         self.attend_at = 0
-        self.timeline = Timeline(0, _ATTEND_NS)  # how many elements there were until then
+        # times, and how many elements there were until then: every second one is dropped whenever
+        # there are too many
+        self.marks: list[tuple[int, int]] = []
+        self._mark_at, self._mark_interval = 0, _ATTEND_NS
         self.is_profiling: Callable[[], bool] = _never
         self.annotates = False
         self.switch: Callable[[bool], None] = _ignore
@@ -339,8 +314,12 @@ class OutputCounts:
     def attend(self, ended: int) -> None:
         self.attend_at = ended + _ATTEND_NS
         self.thread = threading.get_ident()
-        if ended >= self.timeline.next_at:
-            self.timeline.add(ended, self.elements)
+        if ended >= self._mark_at:
+            self.marks.append((ended, self.elements))
+            if len(self.marks) >= _MAX_MARKS:
+                del self.marks[:-1:2]
+                self._mark_interval *= 2
+            self._mark_at = ended + self._mark_interval
         self._on_attend(ended)
 
 

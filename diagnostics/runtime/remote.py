@@ -14,12 +14,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from gristmill.core.config import config
-from gristmill.dataset.watching import report_joining
 from gristmill.diagnostics.runtime.ahead import BudgetUse, budgets_of
 from gristmill.diagnostics.runtime.jax_profiles import (
     ProfiledWorkers,
@@ -57,39 +56,61 @@ class StageRecord:
         return self.kind, tuple(self.inputs)
 
 
-@dataclass
-class LaneRecord:
-    """The events of one thread."""
+@dataclass(frozen=True)
+class ThreadTimeline:
+    """The activity of one thread. Times in nanoseconds.
+
+    Args:
+        process: ``"main"``, or ``"worker 0"`` and so on, after the name of its node if it is on
+            Ray.
+        thread: its name.
+        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all
+            processes on Linux); on another node as exactly as its time of day is that of this
+            machine.
+        seen_ns: how long it has been seen.
+        own_ns: how much of that each stage (by its id) has taken.
+        events: single calls, if they are recorded: begin, end, id of the stage, number of elements.
+    """
 
     process: str
-    name: str
-    began: int
-    marks: list[tuple[int, list[int]]]
+    thread: str
+    began_ns: int
+    seen_ns: int
+    own_ns: dict[int, int]
     events: list[tuple[int, int, int, int]]
 
 
 @dataclass
 class WorkerReport:
-    """The report of a worker about itself. Times in nanoseconds."""
+    """The report of a worker about itself. Times in nanoseconds.
+
+    Args:
+        spent: how long it took to make messages of elements (``"encoding"``) and to put them into
+            an object store (``"storing"``), there was no room for more outputs (``"waiting"``), and
+            the time of CPUs (``"cpu"``).
+        token: of the group that asked for it.
+        profiler_port: where it serves profiles.
+        imports: slow ones, in seconds.
+        wall: how much the clock of its machine is behind the time of day.
+        node: where it is, if that may be another machine; is set by the consumer, as is
+        is_there: rather than gone from there.
+    """
 
     index: int
     process_id: int
     records: list[StageRecord]
     root: int | None
-    lanes: list[LaneRecord] = field(default_factory=list)
-    began: int = 0
-    now: int = 0
-    encoding: int = 0  # how long it took to make messages of elements
-    waiting: int = 0  # how long there was no room for more outputs
-    cpu: int = 0
-    token: bytes = b""  # of the group that asked for it
-    profiler_port: int | None = None  # where it serves profiles
-    storing: int = 0  # how long it took to put messages into an object store
-    budgets: list[BudgetUse] = field(default_factory=list)
-    imports: dict[str, float] = field(default_factory=dict)  # slow ones, in seconds
-    wall: int = 0  # what the clock of its machine is behind the time of day
-    node: str = ""  # where it is, if that may be another machine; is set by the consumer, as is
-    is_there: bool = True  # rather than gone from there
+    threads: list[ThreadTimeline]
+    began: int
+    now: int
+    spent: Counter[str]
+    token: bytes
+    profiler_port: int | None
+    budgets: list[BudgetUse]
+    imports: dict[str, float]
+    wall: int
+    node: str = ""
+    is_there: bool = True
 
 
 def records_of(observer: Any) -> list[StageRecord]:
@@ -138,12 +159,19 @@ def _complete(cells: list[StageCounts], top: Probe) -> None:
         cells[number].cpu = round(cells[number].cpu * whole / part)
 
 
-def lanes_of(observer: Any, process: str) -> list[LaneRecord]:
-    lanes = []
-    for lane in [*observer.lanes]:
-        marks = [*lane.timeline.marks, (clock(), [cell.own for cell in lane.cells])]
-        lanes.append(LaneRecord(process, lane.name, lane.began, marks, [*(lane.events or ())]))
-    return lanes
+def threads_of(observer: Any, process: str) -> list[ThreadTimeline]:
+    """Returns the threads that an observer has seen; stages have the numbers of their probes."""
+    return [
+        ThreadTimeline(
+            process,
+            lane.name,
+            lane.began,
+            clock() - lane.began,
+            {i: cell.own for i, cell in enumerate([*lane.cells])},
+            [*(lane.events or ())],
+        )
+        for lane in [*observer.lanes]
+    ]
 
 
 class WorkerGroup:
@@ -282,7 +310,7 @@ class WorkerGroup:
         report.node = _node(worker)
         if report.node:
             shift = report.wall - _wall()
-            report.lanes = [_on_node(lane, report.node, shift) for lane in report.lanes]
+            report.threads = [_on_node(thread, report.node, shift) for thread in report.threads]
             report.budgets = [
                 replace(x, process=f"node {report.node}, {x.process}") for x in report.budgets
             ]
@@ -304,20 +332,20 @@ def _wall() -> int:
     return time.time_ns() - clock()
 
 
-def _on_node(lane: LaneRecord, node: str, shift: int) -> LaneRecord:
-    """Return the record with times by this machine's clock."""
-    marks = [(t + shift, own) for t, own in lane.marks]
-    events = [(a + shift, b + shift, stage, num) for a, b, stage, num in lane.events]
-    return LaneRecord(f"node {node}, {lane.process}", lane.name, lane.began + shift, marks, events)
+def _on_node(thread: ThreadTimeline, node: str, shift: int) -> ThreadTimeline:
+    """Return the thread with times by this machine's clock."""
+    return replace(
+        thread,
+        process=f"node {node}, {thread.process}",
+        began_ns=thread.began_ns + shift,
+        events=[(a + shift, b + shift, stage, num) for a, b, stage, num in thread.events],
+    )
 
 
 def _added(before: WorkerReport | None, report: WorkerReport) -> WorkerReport:
     if before is None:
         return report
-    report.encoding += before.encoding
-    report.waiting += before.waiting
-    report.storing += before.storing
-    report.cpu += before.cpu
+    report.spent.update(before.spent)
     report.began -= before.now - before.began
     merge(report.records, before.records)
     return report
@@ -385,13 +413,13 @@ class _Reporter:
         self._worker = worker
         self._producer = worker.producer
         self._began = clock()
-        self._cpu = 0  # of CPUs
+        self._spent: Counter[str] = Counter()
         self._cpu_now = _cpu_demand_ns()
         self._waited_before = worker.waited_ns  # for other workers of this process
         self._next = 0
-        self._encoding = self._waiting = self._storing = 0
         self._is_at_work = True  # or has nothing to do before it is started again
-        instruments = (self._start, self._encode, self._receive, self._hand_over)
+        encode, hand_over = partial(self._timed, "encoding"), partial(self._timed, "storing")
+        instruments = (self._start, encode, self._receive, hand_over)
         worker.set_instruments(*[partial(partial, instrument) for instrument in instruments])
         self._join()
 
@@ -402,12 +430,7 @@ class _Reporter:
     def _join(self) -> None:
         # those of several lanes are one pipeline
         for it in getattr(self._producer, "iterators", ()):
-            if report_joining(it, self._observer.adopt):
-                if self._observer.root is None:
-                    self._observer.adopt(it)
-                else:
-                    self._observer.adopt_again(it)
-                self._observer.prepare()
+            self._observer.join(it)
 
     def _start(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         # The first element is made after this, so it is observed.
@@ -416,12 +439,12 @@ class _Reporter:
         self._join()
         return result
 
-    def _encode(self, original: Callable[..., Any], elements: Any, states: Any) -> Any:
+    def _timed(self, kind: str, original: Callable[..., Any], *args: Any) -> Any:
         began = clock()
         try:
-            return original(elements, states)
+            return original(*args)
         finally:
-            self._encoding += clock() - began
+            self._spent[kind] += clock() - began
 
     def _receive(self, original: Callable[..., Any], *, wait: bool) -> None:
         began = clock()
@@ -429,16 +452,9 @@ class _Reporter:
             original(wait=wait)
         finally:
             if wait and self._is_at_work:
-                self._waiting += clock() - began
+                self._spent["waiting"] += clock() - began
             elif wait:
                 self._began += clock() - began  # as if it had not been there
-
-    def _hand_over(self, original: Callable[..., Any], message: Any) -> None:
-        began = clock()
-        try:
-            original(message)
-        finally:
-            self._storing += clock() - began
 
     def report(self, is_last: bool) -> bytes | None:
         began = clock()
@@ -446,7 +462,8 @@ class _Reporter:
         if began < self._next and not is_last:
             return None
         before, self._cpu_now = self._cpu_now, _cpu_demand_ns()
-        self._cpu += (self._cpu_now - before) // self._worker.num_workers  # its owner is unknown
+        # its owner is unknown
+        self._spent["cpu"] += (self._cpu_now - before) // self._worker.num_workers
         observer = self._observer
         root = observer.root
         index = getattr(self._producer, "index", 0)
@@ -455,16 +472,13 @@ class _Reporter:
             os.getpid(),
             records_of(observer),
             None if root is None else root.number,
-            lanes_of(observer, f"worker {index}"),
+            threads_of(observer, f"worker {index}"),
             # as if the work for other workers of this process had taken no time
             began=self._began + self._worker.waited_ns - self._waited_before,
             now=began,
-            encoding=self._encoding,
-            waiting=self._waiting,
-            cpu=self._cpu,
+            spent=self._spent,
             token=self.token,
             profiler_port=self.profiler_port,
-            storing=self._storing,
             budgets=budgets_of(observer, f"worker {index}"),
             imports=slow_imports(),
             wall=_wall(),

@@ -49,7 +49,7 @@ _thread: threading.Thread | None = None
 
 
 def watch(observer: Any, seconds: float) -> _Watch:
-    """Watches a pipeline until its observer is gone, or ``unwatch``."""
+    """Watches a pipeline until its observer is gone."""
     watched = _Watch(observer, seconds)
     uninterrupted(partial(_begin, watched))
     return watched
@@ -65,19 +65,15 @@ def _begin(watched: _Watch) -> None:
     _changed.set()
 
 
-def unwatch(watched: _Watch) -> None:
-    with _lock, contextlib.suppress(ValueError):
-        _watches.remove(watched)
-    _changed.set()
-
-
 @contextlib.contextmanager
 def watching(observer: Any, seconds: float) -> Iterator[None]:
     watched = watch(observer, seconds)
     try:
         yield
     finally:
-        unwatch(watched)
+        with _lock, contextlib.suppress(ValueError):
+            _watches.remove(watched)
+        _changed.set()
 
 
 def _run() -> None:

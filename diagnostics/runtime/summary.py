@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.diagnostics.runtime.ahead import BudgetUse, ahead_text, budgets_of
 from gristmill.diagnostics.runtime.probe import StageCounts
 from gristmill.diagnostics.runtime.remote import (
-    LaneRecord,
     StageRecord,
+    ThreadTimeline,
     WorkerGroup,
     WorkerReport,
-    lanes_of,
     merge,
     records_of,
+    threads_of,
 )
 from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import size_text, time_text
@@ -92,9 +93,20 @@ class StageSummary:
     component: str = ""
 
     @property
+    def kind(self) -> str:
+        """Its class: its name without parameters."""
+        return re.split(r"[(\[]", self.name, maxsplit=1)[0]
+
+    @property
     def label(self) -> str:
         """Its name, after that of its component."""
         return f"{self.component}: {self.name}" if self.component else self.name
+
+    @property
+    def share_text(self) -> str:
+        """The share of waiting in words; that of a prefetching stage is mostly that of others."""
+        is_known = self.wait_time_ratio or not self.is_prefetch
+        return f"{self.wait_time_ratio:.1%}" if is_known else "–"
 
     @property
     def mean_processing_time_ns(self) -> float:
@@ -178,6 +190,31 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         return most if most is not None and most.wait_time_ratio else None
 
     @property
+    def ranked(self) -> list[StageSummary]:
+        """The stages, those with the largest shares of waiting, and then those that took longest,
+        first.
+        """
+        return sorted(
+            self.values(), key=lambda x: (-x.wait_time_ratio, -x.total_processing_time_ns)
+        )
+
+    def upstream(self, ids: Iterable[int], *, past_prefetch: bool = True) -> list[StageSummary]:
+        """Returns the stages whose elements some stages are made of.
+
+        Args:
+            ids: of these.
+            past_prefetch: False: up to the next prefetching ones.
+        """
+        found: dict[int, StageSummary] = {}
+        todo = [i for id_ in ids for i in self[id_].inputs]
+        while todo:
+            i = todo.pop()
+            if i not in found and i in self:
+                found[i] = self[i]
+                todo += self[i].inputs if past_prefetch or not self[i].is_prefetch else ()
+        return [*found.values()]
+
+    @property
     def read_ahead(self) -> str:
         """The threads and the memory in use for prefetching, and the stages that waited for them;
         may be empty.
@@ -215,15 +252,8 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain data."""
         nodes = {str(i): asdict(node) | {"inputs": [*node.inputs]} for i, node in self.items()}
-        return {
-            "nodes": nodes,
-            "elapsed_ns": self.elapsed_ns,
-            "waited_ns": self.waited_ns,
-            "budgets": [asdict(budget) for budget in self.budgets],
-            "faults": self.faults,
-            "decisions": [*self.decisions],
-            "imports": {**self.imports},
-        }
+        found = asdict(self) | {"nodes": nodes}
+        return {name: [*x] if isinstance(x, tuple) else x for name, x in found.items()}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -275,28 +305,6 @@ _COLUMNS = (
     ),
     Column("output", lambda x: x.output_spec or None),
 )
-
-
-@dataclass(frozen=True)
-class ThreadTimeline:
-    """The activity of one thread over time.
-
-    Args:
-        process: ``"main"``, or ``"worker 0"`` and so on, after the name of its node if it is on
-            Ray.
-        thread: its name.
-        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all
-            processes on Linux); on another node as exactly as its time of day is that of this
-            machine.
-        marks: times, and the time that each stage (by its id) has taken in this thread until then.
-        events: single calls, if they are recorded: begin, end, id of the stage, number of elements.
-    """
-
-    process: str
-    thread: str
-    began_ns: int
-    marks: list[tuple[int, dict[int, int]]]
-    events: list[tuple[int, int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -404,7 +412,7 @@ def take_snapshot(observer: Any) -> Snapshot:
     """Return the counts of an observer so far, its workers included."""
     records = records_of(observer)
     places: dict[int, str] = {}
-    timelines = [(lane, 0) for lane in lanes_of(observer, "main")]
+    seen = [(thread, 0) for thread in threads_of(observer, "main")]
     loads: list[WorkerLoad] = []
     budgets, imports = budgets_of(observer, "main"), dict[str, float]()
     for number, group in [*observer.groups.items()]:
@@ -416,7 +424,7 @@ def take_snapshot(observer: Any) -> Snapshot:
         if root is not None:
             # What the consumer itself has computed of the same stages is not shown.
             records[number].inputs[:] = [root]
-            timelines += [(lane, offset) for report in reports for lane in report.lanes]
+            seen += [(thread, offset) for report in reports for thread in report.threads]
             nodes = sorted({report.node for report in reports})
             loads += [_load_of(number, node, reports, group) for node in nodes]
             budgets += [budget for x in reports if x.is_there for budget in x.budgets]
@@ -434,20 +442,17 @@ def take_snapshot(observer: Any) -> Snapshot:
         _decisions(observer, budgets),
         imports,
     )
-    threads = [_timeline(lane, offset, order) for lane, offset in timelines]
+    threads = [_with_ids(thread, offset, order) for thread, offset in seen]
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
-    marks = [(output.first or 0, 0), *output.timeline.marks]
+    marks = [(output.first or 0, 0), *output.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)
 
 
-def _timeline(lane: LaneRecord, offset: int, order: dict[int, int]) -> ThreadTimeline:
-    """Return the record of a thread, with the ids of stages in place of their places."""
-    marks = [
-        (t, {order[i + offset]: own for i, own in enumerate(owns) if i + offset in order})
-        for t, owns in lane.marks
-    ]
-    events = [(a, b, order[i + offset], n) for a, b, i, n in lane.events if i + offset in order]
-    return ThreadTimeline(lane.process, lane.name, lane.began, marks, events)
+def _with_ids(thread: ThreadTimeline, offset: int, order: dict[int, int]) -> ThreadTimeline:
+    """Return a thread with the ids of stages in place of their places."""
+    own = {order[i + offset]: ns for i, ns in thread.own_ns.items() if i + offset in order}
+    events = [(a, b, order[i + offset], n) for a, b, i, n in thread.events if i + offset in order]
+    return replace(thread, own_ns=own, events=events)
 
 
 def _decisions(observer: Any, budgets: list[BudgetUse]) -> tuple[str, ...]:
@@ -463,17 +468,20 @@ def _decisions(observer: Any, budgets: list[BudgetUse]) -> tuple[str, ...]:
 
 def _load_of(stage: int, node: str, reports: list[WorkerReport], group: WorkerGroup) -> WorkerLoad:
     reports = [report for report in reports if report.node == node]
+    spent: Counter[str] = Counter()
+    for report in reports:
+        spent.update(report.spent)
     return WorkerLoad(
         stage,
         sum([report.is_there for report in reports]),
         group.num_restarts[node],
-        sum([report.now - report.began for report in reports]),
-        sum([report.encoding for report in reports]),
-        sum([report.waiting for report in reports]),
-        sum([report.cpu for report in reports]),
-        group.decoding(node),
-        sum([report.storing for report in reports]),
-        node,
+        lifetime_ns=sum([report.now - report.began for report in reports]),
+        encoding_ns=spent["encoding"],
+        room_ns=spent["waiting"],
+        cpu_ns=spent["cpu"],
+        decoding_ns=group.decoding(node),
+        storing_ns=spent["storing"],
+        node=node,
     )
 
 
@@ -489,7 +497,14 @@ def _stages(
         transport[load.stage] += load.encoding_ns + load.storing_ns + load.decoding_ns
     ratios = _ratios(records, observer.root.number, transport)
     probes = {probe.number: probe for probe in observer.probes}
-    components, num_long = observer.components(), _num_long(observer)
+    components: dict[int, dict[str, dict[str, int]]] = {}
+    num_long: Counter[int] = Counter()
+    for number, it in observer.streams():
+        drawn, num = it._gm_engine.drawn(it.pos), it._gm_engine.num_long(it.pos)
+        if drawn is not None:
+            components[number] = sum_of_counts(components.get(number, {}), drawn)
+        if num is not None:
+            num_long[number] += num
     names = _names_of_components(records, order)
     nodes = {}
     for number, id_ in order.items():
@@ -543,19 +558,6 @@ def _names_of_components(records: list[StageRecord], order: Iterable[int]) -> di
         for i, stage in enumerate(inputs):
             name = names[i] if len(names) == len(inputs) else ""
             found.setdefault(stage, "/".join([text for text in (outer, name) if text]))
-    return found
-
-
-def _num_long(observer: Any) -> dict[int, int]:
-    """Return the number of elements longer than the last boundary of stages that batch by length,
-    by the number of the probe.
-    """
-    found: dict[int, int] = {}
-    for it in observer.alive():
-        probe = observer.probe_of(it)
-        num = it._gm_engine.num_long(it.pos) if isinstance(it, StreamIterator) else None
-        if probe is not None and num is not None:
-            found[probe.number] = found.get(probe.number, 0) + num
     return found
 
 

@@ -46,12 +46,9 @@ class CannotRunError(Exception):
 
 
 class Condition:
-    """A way of running a pipeline.
+    """A way of running a pipeline."""
 
-    Args:
-        part: of which part of the pipeline it is.
-    """
-
+    part = WHOLE  # of the pipeline
     name: str
     otherwise: str  # the reason of a difference of which nothing else is known
     compares_states = True
@@ -59,9 +56,6 @@ class Condition:
     is_about: Literal["runs", "threads", "processes"] = "runs"
     process: str | None = None  # the fresh process that runs it on a copy; None for this process
     has_own_base = False  # if ``base`` returns outcomes
-
-    def __init__(self, part: SubPipeline = WHOLE) -> None:
-        self.part = part
 
     def base(self, subject: Subject, num: int, clock: Clock) -> list[StepOutcome] | None:
         """Returns the outcomes to compare with; ``None`` for those of the pipeline as it is."""
@@ -102,8 +96,8 @@ class RandomOrder(Condition):
     process = "by index"
     has_own_base = True
 
-    def __init__(self, part: SubPipeline, which: str = "") -> None:
-        super().__init__(part)
+    def __init__(self, part: SubPipeline, which: str) -> None:
+        self.part = part
         self.name += which
 
     def base(self, subject: Subject, num: int, clock: Clock) -> list[StepOutcome]:
@@ -238,10 +232,7 @@ class Fresh(Condition):
     otherwise = "it depends on the process that runs it"
     is_about = "processes"
 
-    def __init__(
-        self, pipeline: bytes | str, surroundings: Surroundings, part: SubPipeline = WHOLE
-    ) -> None:
-        super().__init__(part)
+    def __init__(self, pipeline: bytes | str, surroundings: Surroundings) -> None:
         self.pipeline = pipeline
         self.surroundings = surroundings
         seed = surroundings.hash_seed
@@ -294,8 +285,7 @@ class Threads(Condition):
     is_about = "threads"
     process = "restored"
 
-    def __init__(self, num_threads: int, part: SubPipeline = WHOLE) -> None:
-        super().__init__(part)
+    def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self.name = f"{num_threads} thread{'' if num_threads == 1 else 's'}"
 
@@ -324,8 +314,7 @@ class _ByWorkers(Condition, abc.ABC):
 
 
 class OwnWorkers(_ByWorkers):
-    def __init__(self, num_workers: int, part: SubPipeline = WHOLE) -> None:
-        super().__init__(part)
+    def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self.name = f"{num_workers} workers in place of its own"
 

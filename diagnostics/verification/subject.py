@@ -19,6 +19,7 @@ from gristmill.dataset.slicing import PipelineEditor, numbers_of
 from gristmill.dataset.stages.limit import LimitIterDataset
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
+from gristmill.diagnostics.graph.stages import last_stage
 from gristmill.loader import DataLoader
 
 DIRECT = ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -46,11 +47,6 @@ def inputs_of(node: Any) -> list[Any]:
     """Returns the datasets that one draws from."""
     found = parents_of(node) or stage_inputs(node)
     return [x for x in found if isinstance(x, DatasetNode)]
-
-
-def last_stage(pipeline: Any) -> Any:
-    """Returns the dataset that gives the elements of a pipeline."""
-    return pipeline._dataset if isinstance(pipeline, DataLoader) else pipeline
 
 
 def stage_at(pipeline: Any, address: Sequence[int]) -> Any:

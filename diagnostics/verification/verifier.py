@@ -18,6 +18,7 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.descriptions.display import stage_name
 from gristmill.diagnostics.diagnosis.mixture_shares import mixture_shares
+from gristmill.diagnostics.graph.stages import last_stage
 from gristmill.diagnostics.verification.comparing import Comparison, base_of, compared
 from gristmill.diagnostics.verification.conditions import (
     Again,
@@ -42,7 +43,6 @@ from gristmill.diagnostics.verification.subject import (
     NUM_WORKERS,
     Subject,
     SubPipeline,
-    last_stage,
     maps_read_by_streams,
 )
 from gristmill.loader import DataLoader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from gristmill.diagnostics.graph.spec_text import spec_text
 from gristmill.diagnostics.html import macros, shortened
 from gristmill.diagnostics.units import size_text, time_text
 from gristmill.diagnostics.viewer.leaves import ElementLeaf
-from gristmill.diagnostics.viewer.looks import Look, Looks
+from gristmill.diagnostics.viewer.looks import Look, Looks, ids_text
 from gristmill.diagnostics.viewer.numbers import ValueStatistics, numbers_of
 from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, Picture
 from gristmill.diagnostics.viewer.sounds import MAX_SECONDS, outline
@@ -30,6 +31,7 @@ _MAX_PROBLEM = 400
 _MAX_BYTES = 512
 _MAX_SHORT = 8  # values of an array that are shown on one line
 _MAX_VALUES = 200  # of an array of many dimensions
+_MAX_IDS = 2000
 _TINY = 96  # pixels: a smaller picture is enlarged without being blurred
 _NUM_BINS = 300  # of the outline of a sound
 
@@ -93,13 +95,9 @@ class LeafCells:
             return html.key(self.spec(number))
         if look.kind == "error":
             return html.flag(type(look.value).__name__)
-        text = (
-            look.note
-            if look.kind == "tokens"
-            else _values(look.value, _MAX_SHORT)
-            if look.kind == "array"
-            else look.value
-        )
+        text = look.note if look.kind == "tokens" else look.value
+        if look.kind == "array":
+            text = _values(look.value, _MAX_SHORT)
         return html.text(one_line(text, _MAX_LINE))
 
     def fields(self, numbers: Iterable[int], *, full: bool) -> Markup:
@@ -109,11 +107,10 @@ class LeafCells:
     def _tree(self, numbers: list[int], depth: int, full: bool) -> Markup:
         html = leaf_html()
         parts: list[Markup] = []
-        for name, group in itertools.groupby(
-            numbers, lambda i: self._leaves[i].path[depth : depth + 1]
-        ):
+        paths = [leaf.path for leaf in self._leaves]
+        for name, group in itertools.groupby(numbers, lambda i: paths[i][depth : depth + 1]):
             inside = list(group)
-            path = self._leaves[inside[0]].path
+            path = paths[inside[0]]
             if len(path) <= depth + 1:
                 name_of = path[-1] if path else "element"
                 parts += [html.field(name_of, self.spec(i), self.content(i, full)) for i in inside]
@@ -134,21 +131,15 @@ class LeafCells:
             return self._sound(number, look)
         if look.kind == "file":
             return self._file(number, look)
-        if look.documents:
-            what = "ids" if look.kind == "tokens" else "values"
-            parts = [
+        if look.documents or look.kind == "tokens":
+            what, note = ("ids", "") if look.kind == "tokens" else ("values", look.note)
+            ids = html.folded(f"{look.value.size:,} {what}", ids_text(look.value, _MAX_IDS))
+            documents = [
                 (segment, _text(text, full) if segment else html.paragraph(text))
                 for segment, text in look.documents
             ]
-            return (
-                html.documents(parts)
-                + html.folded(f"{look.value.size:,} {what}", _ids(look.value))
-                + html.note("" if look.kind == "tokens" else look.note)
-            )
-        if look.kind == "tokens":
-            return _text(look.note, full) + html.folded(
-                f"{look.value.size:,} ids", _ids(look.value)
-            )
+            shown = html.documents(documents) if documents else _text(look.note, full)
+            return shown + ids + html.note(note)
         if look.kind == "array":
             return _array(look, full)
         if look.kind == "bytes":
@@ -163,11 +154,10 @@ class LeafCells:
         height, width = picture.array.shape[1:3]
         size = LARGE if full else SMALL
         scale = min(1.0, size / max(height, width))
+        frames = range(picture.num_frames if full else min(4, picture.num_frames))
+        address = f"{self._address}/leaf/{number}.png"
         return leaf_html().pictures(
-            [
-                f"{self._address}/leaf/{number}.png?frame={frame}&size={size}"
-                for frame in range(picture.num_frames if full else min(4, picture.num_frames))
-            ],
+            [f"{address}?frame={frame}&size={size}" for frame in frames],
             max(1, round(width * scale)),
             max(1, round(height * scale)),
             max(height, width) <= _TINY,
@@ -187,18 +177,15 @@ class LeafCells:
             look.note,
             f"the first {MAX_SECONDS} s are played" if seconds > MAX_SECONDS else "",
         ]
-        html = leaf_html()
-        return html.wave(seconds, upper + lower, f"{self._address}/leaf/{number}.wav") + html.note(
-            "; ".join([text for text in texts if text])
-        )
+        wave = leaf_html().wave(seconds, upper + lower, f"{self._address}/leaf/{number}.wav")
+        return wave + leaf_html().note("; ".join(filter(None, texts)))
 
     def _file(self, number: int, look: Look) -> Markup:
         html, source = leaf_html(), f"{self._address}/leaf/{number}.file"
-        shown = (
-            html.pictures([source], None, None, False, self.name(number))
-            if look.media_type.startswith("image/")
-            else html.audio(source)
-        )
+        if look.media_type.startswith("image/"):
+            shown = html.pictures([source], None, None, False, self.name(number))
+        else:
+            shown = html.audio(source)
         return shown + html.note(f"{look.media_type}, {size_text(len(look.value))}")
 
 
@@ -230,11 +217,8 @@ def _array(look: Look, full: bool) -> Markup:
 
 def range_html(numbers: ValueStatistics) -> Markup:
     """Returns the range and the mean of an array, and what is wrong with its values."""
-    flags = [
-        f"{num:,} {what}"
-        for num, what in ((numbers.num_nan, "NaN"), (numbers.num_infinite, "infinite"))
-        if num
-    ]
+    counts = {"NaN": numbers.num_nan, "infinite": numbers.num_infinite}
+    flags = [f"{num:,} {what}" for what, num in counts.items() if num]
     low, high = number_text(numbers.low), number_text(numbers.high)
     if math.isnan(numbers.mean):
         text, about = "", ""
@@ -278,26 +262,15 @@ def _values(array: Any, limit: int) -> str:
     """Returns the values of an array as text: the first and last ones of a large one."""
     if array.ndim > 3:  # corners of many dimensions are many
         first = [str(x) for x in itertools.islice(array.flat, limit)]
-        return " ".join(first) + (" …" if array.size > limit else "")
+        return " ".join(first) + " …" * (array.size > limit)
     if array.dtype.kind in "OSU":
-        return "\n".join([shown(x, _MAX_LINE) for x in itertools.islice(array.flat, limit)]) + (
-            "\n…" * (array.size > limit)
-        )
+        lines = [shown(x, _MAX_LINE) for x in itertools.islice(array.flat, limit)]
+        return "\n".join(lines) + "\n…" * (array.size > limit)
     if array.dtype.kind == "V" and array.dtype.names:
         return shown(array.reshape(-1)[:limit].tolist(), _MAX_SHORT_TEXT)
-    text = np.array2string(
-        array,
-        threshold=limit,
-        max_line_width=110,
-        precision=4,
-        edgeitems=4 if array.ndim < 3 else 2,
-    )
+    num = 4 if array.ndim < 3 else 2
+    text = np.array2string(array, max_line_width=110, precision=4, threshold=limit, edgeitems=num)
     return text.replace("...", "…")
-
-
-def _ids(array: Any) -> str:
-    more = " …" if array.size > 10 * _MAX_VALUES else ""
-    return " ".join(map(str, array[: 10 * _MAX_VALUES].tolist())) + more
 
 
 def _text(text: str, full: bool) -> Markup:
@@ -306,9 +279,8 @@ def _text(text: str, full: bool) -> Markup:
         return html.key("empty")
     if len(text) <= limit:
         return html.paragraph(text)
-    return html.paragraph(f"{text[:limit]}…") + html.note(
-        f"the first {limit:,} of {len(text):,} characters"
-    )
+    note = html.note(f"the first {limit:,} of {len(text):,} characters")
+    return html.paragraph(f"{text[:limit]}…") + note
 
 
 def _bytes(data: bytes, full: bool) -> Markup:
@@ -316,23 +288,25 @@ def _bytes(data: bytes, full: bool) -> Markup:
     html = leaf_html()
     if not data:
         return html.key("empty")
-    head = data[: 4 * _MAX_TEXT]
-    try:
-        text = (head[:-3] if len(head) < len(data) else head).decode("utf-8", "strict")
-    except UnicodeDecodeError as error:
-        text = (
-            head[: error.start].decode()
-            if error.start >= len(head) - 3 and len(head) < len(data)
-            else ""
-        )
-    if text and sum(
-        [character.isprintable() or character in "\n\r\t" for character in text]
-    ) > 0.95 * len(text):
-        size = f"{size_text(len(data))} of bytes" if len(head) < len(data) else ""
-        return _text(text, full) + html.note(size)
+    is_cut = len(data) > 4 * _MAX_TEXT
+    text = _as_text(data[: 4 * _MAX_TEXT], is_cut)
+    if text:
+        return _text(text, full) + html.note(f"{size_text(len(data))} of bytes" if is_cut else "")
     lines = [
         f"{i:06x}  {data[i : i + 16].hex(' '):<47} "
         f" {''.join([chr(x) if 32 <= x < 127 else '·' for x in data[i : i + 16]])}"
         for i in range(0, min(len(data), _MAX_BYTES if full else 64), 16)
     ]
     return html.pre("\n".join(lines)) + html.note(f"{len(data):,} bytes")
+
+
+def _as_text(data: bytes, is_cut: bool) -> str:
+    """Returns bytes as text, without the part of a character at a cut; nothing if they are not
+    text.
+    """
+    try:
+        text, _ = codecs.utf_8_decode(data, "strict", not is_cut)
+    except UnicodeDecodeError:
+        return ""
+    num_shown = sum([character.isprintable() or character in "\n\r\t" for character in text])
+    return text if num_shown > 0.95 * len(text) else ""

@@ -20,6 +20,7 @@ from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.descriptions.display import stage_name
 from gristmill.dataset.errors.tracebacks import filter_traceback
+from gristmill.diagnostics.graph.stages import last_stage
 from gristmill.diagnostics.provenance import Provenance, Record
 from gristmill.diagnostics.viewer.leaves import ElementLeaf, leaves_of
 from gristmill.diagnostics.viewer.steps import Output
@@ -80,7 +81,6 @@ def history_of(
     pipeline: Any,
     output: Output,
     row: int | None,
-    num_rows: int | None,
     provenance: Provenance | str,
 ) -> RowHistory:
     """Returns the element of a row after every stage, computed again by random access where
@@ -90,31 +90,24 @@ def history_of(
         pipeline: a dataset or a ``DataLoader``.
         output: of the pipeline.
         row: which row of it; ``None`` for all of it.
-        num_rows: how many there are.
         provenance: what it is made of; of a stream whose provenance is not known, there is no
             story.
     """
     if isinstance(pipeline, MapDataset):
-        history = RowHistory(
-            [*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES]
-        )
+        stages = [*_upstream(pipeline, output.step.number, row, "")][::-1]
+        history = RowHistory(stages[:_MAX_STAGES])
     elif isinstance(provenance, str):
         history = RowHistory([])
     else:
         history = _of_records(pipeline, provenance, row)
     before: StageResult | None = None
-    stages = []
-    for stage in history.stages:
-        if (
-            before is not None
-            and before.branch == stage.branch
-            and not stage.is_same
-            and stage.error is None
-        ):
-            stage = replace(stage, unchanged=_unchanged(before, stage))
-        stages.append(stage)
-        before = before if stage.is_same else stage
-    return RowHistory(stages, history.reason)
+    for i, stage in enumerate(history.stages):
+        if stage.is_same:
+            continue
+        if before is not None and before.branch == stage.branch and stage.error is None:
+            history.stages[i] = replace(stage, unchanged=_unchanged(before, stage))
+        before = stage
+    return history
 
 
 def _of_records(pipeline: Any, provenance: Provenance, row: int | None) -> RowHistory:
@@ -137,26 +130,21 @@ def _of_records(pipeline: Any, provenance: Provenance, row: int | None) -> RowHi
 def _of_record(pipeline: Any, record: Record, branch: str) -> RowHistory:
     source, steps, has_batches = _way_of(pipeline, record)
     if source is None or record.index is None:
-        return RowHistory(
-            [], "Elements that are not read by an index cannot be computed again alone."
-        )
-    stages = [*_upstream(source, record.index, None, None, branch)][::-1]
+        reason = "Elements that are not read by an index cannot be computed again alone."
+        return RowHistory([], reason)
+    stages = [*_upstream(source, record.index, None, branch)][::-1]
     if (record.source, record.record_key) not in [(stage.source, stage.key) for stage in stages]:
-        return RowHistory(
-            [], "Where its record was on the way does not follow from what is known of it."
-        )
-    return (
-        RowHistory(stages[:_MAX_STAGES])
-        if has_batches
-        else _downstream(steps, stages[:_MAX_STAGES], branch)
-    )
+        reason = "Where its record was on the way does not follow from what is known of it."
+        return RowHistory([], reason)
+    stages = stages[:_MAX_STAGES]
+    return RowHistory(stages) if has_batches else _downstream(steps, stages, branch)
 
 
 def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list[Any], bool]:
     """Returns the map dataset in which a record has its index, the stages from there to the
     output, and whether batches are between.
     """
-    step, components = getattr(pipeline, "_dataset", pipeline), list(record.components)
+    step, components = last_stage(pipeline), list(record.components)
     steps: list[Any] = []
     while not isinstance(step, MapDataset):
         above = parents_of(step)
@@ -198,13 +186,8 @@ def makes_batches(step: Any) -> bool:
 
 def _unchanged(before: StageResult, after: StageResult) -> frozenset[tuple[str, ...]]:
     old = {leaf.path: leaf.value for leaf in before.leaves}
-    return frozenset(
-        {
-            leaf.path
-            for leaf in after.leaves
-            if leaf.path in old and _is_same(old[leaf.path], leaf.value)
-        }
-    )
+    kept = [x for x in after.leaves if x.path in old and _is_same(old[x.path], x.value)]
+    return frozenset([leaf.path for leaf in kept])
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -224,66 +207,51 @@ def _is_same(a: Any, b: Any) -> bool:
     return isinstance(a, str | bytes | bool | int | float | np.generic) and bool(a == b)
 
 
-def _upstream(
-    ds: Any, index: int, row: int | None, num_rows: int | None, branch: str
-) -> Iterator[StageResult]:
+def _upstream(ds: Any, index: int, row: int | None, branch: str) -> Iterator[StageResult]:
     """Yields the element at an index of a map dataset and what it is made of, the output first."""
+    name = stage_name(ds)
     is_cut = row is not None and is_of_library(ds) and ds._gm_makes_batches
     origins = _origins(ds, index, row if is_cut else None)
     parts = [one for one in origins if isinstance(one, UpstreamElement)]
     if is_cut:
-        yield StageResult(stage_name(ds), index, is_same=True, note=f"row {row}", branch=branch)
+        yield StageResult(name, index, is_same=True, note=f"row {row}", branch=branch)
         row = None
     elif row is not None and _is_of_batches(ds):
-        yield StageResult(
-            stage_name(ds),
-            index,
-            is_same=True,
-            note="of the whole batch, which the row above is part of",
-            branch=branch,
-        )
+        note = "of the whole batch, which the row above is part of"
+        yield StageResult(name, index, is_same=True, note=note, branch=branch)
     else:
         keys = [one.key for one in origins if isinstance(one, RecordKey)]
-        yield _stage(ds, index, parts, keys, branch)
+        yield replace(_stage(ds, index, parts, keys), branch=branch)
     for number, part in reversed([*enumerate(parts[:_MAX_BRANCHES])]):  # the caller reverses it
-        below = f"{branch}{number + 1}" if len(parts) > 1 else branch
-        yield from _upstream(
-            part.ds, part.index, row, num_rows, f"{below}." if len(parts) > 1 and below else below
-        )
+        below = f"{branch}{number + 1}." if len(parts) > 1 else branch
+        yield from _upstream(part.ds, part.index, row, below)
     if len(parts) > _MAX_BRANCHES:
-        yield StageResult(
-            f"… {len(parts) - _MAX_BRANCHES} more elements …", branch=branch, is_same=True
-        )
+        more = f"… {len(parts) - _MAX_BRANCHES} more elements …"
+        yield StageResult(more, branch=branch, is_same=True)
 
 
 def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
     """Returns the lineage of an element, or of a row of it; at most some hundreds of records."""
     try:
-        return list(
-            itertools.islice(
-                ds._gm_origins(index), row or 0, _MAX_PARTS if row is None else row + 1
-            )
-        )
+        stop = _MAX_PARTS if row is None else row + 1
+        return list(itertools.islice(ds._gm_origins(index), row or 0, stop))
     except Exception:  # of a user's source, sampler or function: what it raises, the element shows
         return []
 
 
-def _stage(
-    ds: Any, index: int, parts: list[UpstreamElement], keys: list[Any], branch: str
-) -> StageResult:
-    name, note = stage_name(ds), f"record {shown(keys[0])}" if keys else ""
-    source, key = (ds._gm_record_source, keys[0]) if keys else ("", None)
+def _stage(ds: Any, index: int, parts: list[UpstreamElement], keys: list[Any]) -> StageResult:
     if len(parts) == 1 and _passes_on(ds):
         moved = "" if parts[0].index == index else f"which is {parts[0].index:,} before"
-        return StageResult(name, index, is_same=True, note=moved, branch=branch)
+        return StageResult(stage_name(ds), index, is_same=True, note=moved)
+    found = StageResult(stage_name(ds), index)
+    if keys:
+        note = f"record {shown(keys[0])}"
+        found = replace(found, note=note, source=ds._gm_record_source, key=keys[0])
     try:
-        element = ds[index]
+        return replace(found, element=ds[index])
     except Exception as error:
         filter_traceback(error)
-        return StageResult(
-            name, index, error=error, note=note, branch=branch, source=source, key=key
-        )
-    return StageResult(name, index, element, note=note, branch=branch, source=source, key=key)
+        return replace(found, error=error)
 
 
 def _downstream(steps: list[Any], stages: list[StageResult], branch: str) -> RowHistory:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gristmill.core.naming import one_line
+from gristmill.diagnostics.graph.spec_text import children, is_plain_list
 
 MAX_LEAVES = 20_000
 _MAX_DEPTH = 16
 _MAX_NAME = 100  # characters of a key
-_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class ElementLeaf(NamedTuple):
@@ -45,41 +45,15 @@ def leaves_of(element: Any) -> list[ElementLeaf]:
 
 def _leaves(element: Any, path: tuple[str, ...]) -> Iterator[ElementLeaf]:
     try:
-        parts = _parts(element) if len(path) < _MAX_DEPTH else None
-        first = next(parts, None) if parts is not None else None
-        if parts is None or first is None:
+        is_leaf = len(path) == _MAX_DEPTH or is_plain_list(element)
+        parts = {} if is_leaf else children(element)
+        if not parts:
             yield ElementLeaf(path, element)
-            return
-        for name, part in itertools.chain([first], parts):
-            yield from _leaves(part, (*path, name))
+        for key in parts:
+            name = one_line(key if isinstance(key, str) else repr(key), _MAX_NAME)
+            yield from _leaves(parts[key], (*path, name))
     except Exception as error:  # of an object of the user's
         yield ElementLeaf(path, Unreadable(error))
-
-
-def _parts(element: Any) -> Iterator[tuple[str, Any]] | None:
-    """Returns the parts of a container by name; ``None`` of a leaf."""
-    if isinstance(element, Mapping):
-        return (
-            (one_line(key if isinstance(key, str) else repr(key), _MAX_NAME), element[key])
-            for key in element
-        )
-    if isinstance(element, list | tuple):
-        if is_plain_list(element):
-            return None
-        return zip(map(str, getattr(element, "_fields", itertools.count())), element, strict=False)
-    if dataclasses.is_dataclass(element) and not isinstance(element, type | Unreadable):
-        return ((field.name, getattr(element, field.name)) for field in dataclasses.fields(element))
-    return None
-
-
-def is_plain_list(value: Any) -> bool:
-    """True if ``value`` is a list or tuple of values of one kind, numbers or texts."""
-    return (
-        type(value) in (list, tuple)
-        and len(value) > 1
-        and type(value[0]) in _PLAIN
-        and len({*map(type, value)}) == 1
-    )
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:

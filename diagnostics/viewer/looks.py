@@ -13,9 +13,10 @@ import numpy as np
 
 from gristmill.core.locks import Lock
 from gristmill.core.state import shown
+from gristmill.diagnostics.graph.spec_text import is_plain_list
 from gristmill.diagnostics.viewer.documents import documents_of
 from gristmill.diagnostics.viewer.encoded import media_type_of
-from gristmill.diagnostics.viewer.leaves import ElementLeaf, Unreadable, is_plain_list
+from gristmill.diagnostics.viewer.leaves import ElementLeaf, Unreadable
 from gristmill.diagnostics.viewer.numbers import as_array, is_numeric
 from gristmill.diagnostics.viewer.pictures import Picture, picture_of
 from gristmill.diagnostics.viewer.sounds import channels_of
@@ -118,49 +119,35 @@ class Looks:
 
     def _of_array(self, leaf: ElementLeaf, array: Any, others: Sequence[ElementLeaf]) -> Look:
         name = ".".join(leaf.path)
-        kind, rate = next(
-            ((kind, rate) for kind, rate, pattern in self._given if fnmatchcase(name, pattern)),
-            ("", 0),
-        )
+        given = [(kind, rate) for kind, rate, form in self._given if fnmatchcase(name, form)]
+        kind, rate = given[0] if given else ("", 0)
         if kind == "array":
             return Look("array", array)
         if kind == "audio" or (not kind and _AUDIO_NAME.search(name)):
             channels = channels_of(array)
             if channels is not None:
                 return _sound(channels, rate, leaf, others)
-        if kind == "tokens" or (
-            not kind and self._decoder is not None and _is_named_as_tokens(leaf)
-        ):
+        documents = documents_of(leaf, others)
+        has_tokens = not kind and self._decoder is not None and _is_named_as_tokens(leaf)
+        if kind == "tokens" or has_tokens:
             is_of_ids = array.ndim == 1 and array.dtype.kind in "iu"
-            return (
-                self._decoded(array, documents_of(leaf, others))
-                if is_of_ids
-                else Look("array", array)
-            )
+            return self._decoded(array, documents) if is_of_ids else Look("array", array)
         if kind in ("", "image"):
-            # a PIL image
-            has_pixels = hasattr(leaf.value, "__array_interface__") and not hasattr(
-                leaf.value, "dtype"
-            )
-            picture = picture_of(array, bool(kind or has_pixels or _IMAGE_NAME.search(name)))
+            names = {name for name in ("__array_interface__", "dtype") if hasattr(leaf.value, name)}
+            is_of_pil = names == {"__array_interface__"}
+            picture = picture_of(array, bool(kind or is_of_pil or _IMAGE_NAME.search(name)))
             if picture is not None:
-                return _picture(picture, array)
+                return _picture(picture)
         note = f"this is no {kind}" if kind else ""
-        return Look(
-            "array", array, note=note, documents=_values_of(array, documents_of(leaf, others))
-        )
+        return Look("array", array, note=note, documents=_values_of(array, documents))
 
     def _decoded(self, ids: Any, documents: list[tuple[int, int, int]]) -> Look:
         """Returns the ids and, as the note, their text. A long run of one id at the end is padding,
         as is segment 0 of a packed row.
         """
         if self._decoder is None:
-            return Look(
-                "array",
-                ids,
-                note="there is no decoder for its tokens",
-                documents=_values_of(ids, documents),
-            )
+            note = "there is no decoder for its tokens"
+            return Look("array", ids, note=note, documents=_values_of(ids, documents))
         different = np.flatnonzero(ids[:-1] != ids[-1:])
         num = int(different[-1]) + 2 if different.size else min(1, ids.size)
         kept = ids[:num] if ids.size - num >= 8 else ids
@@ -172,9 +159,8 @@ class Looks:
                 ]
                 text = " ".join([text for i, text in texts if i]) if texts else self._text_of(kept)
         except Exception as error:
-            return Look(
-                "array", ids, note=f"the decoder raised {type(error).__name__}: {shown(str(error))}"
-            )
+            note = f"the decoder raised {type(error).__name__}: {shown(str(error))}"
+            return Look("array", ids, note=note)
         return Look("tokens", ids, note=text[:_MAX_DECODED], documents=tuple(texts))
 
     def _text_of(self, ids: Any) -> str:
@@ -185,17 +171,17 @@ class Looks:
 def _values_of(array: Any, documents: list[tuple[int, int, int]]) -> tuple[tuple[int, str], ...]:
     if array.ndim != 1:
         return ()
-    return tuple(
-        [
-            (i, _ids(array[start:stop]) if i else _cells(stop - start))
-            for i, start, stop in documents
-        ]
-    )
+    texts = [
+        (i, ids_text(array[start:stop], _MAX_VALUES) if i else _cells(stop - start))
+        for i, start, stop in documents
+    ]
+    return tuple(texts)
 
 
-def _ids(array: Any) -> str:
-    more = " …" if array.size > _MAX_VALUES else ""
-    return " ".join(map(str, array[:_MAX_VALUES].tolist())) + more
+def ids_text(array: Any, limit: int) -> str:
+    """Returns the first values of a list of ids."""
+    more = " …" if array.size > limit else ""
+    return " ".join(map(str, array[:limit].tolist())) + more
 
 
 def _cells(num: int) -> str:
@@ -227,7 +213,7 @@ def _is_named_as_tokens(leaf: ElementLeaf) -> bool:
     return bool(_TOKENS_NAME.search(name)) and not _NO_TOKENS_NAME.search(name)
 
 
-def _picture(picture: Picture, array: Any) -> Look:
+def _picture(picture: Picture) -> Look:
     notes = []
     if picture.is_scaled:
         notes.append(f"black is {picture.low:.4g}, white {picture.high:.4g}")
@@ -240,12 +226,9 @@ def _sound(channels: Any, rate: int, leaf: ElementLeaf, others: Sequence[Element
     """Returns a sound with its rate: the one given, one beside it, or one that is common."""
     if rate:
         return Look("audio", channels, rate=rate)
-    for other in others:
-        if (
-            other.path[:-1] == leaf.path[:-1]
-            and other.path[-1:]
-            and other.path[-1].lower() in _RATE_NAMES
-        ):
+    beside = [x for x in others if x.path and x.path[:-1] == leaf.path[:-1]]
+    for other in beside:
+        if other.path[-1].lower() in _RATE_NAMES:
             array = np.asarray(other.value)
             if array.size == 1 and is_numeric(array) and 100 <= array.item() <= _MAX_RATE:
                 return Look("audio", channels, rate=int(array.item()))

@@ -4,6 +4,7 @@ sample of its values.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,8 @@ def as_array(value: Any) -> npt.NDArray[Any] | None:
             return np.asarray(value)
         if hasattr(value, "detach"):  # of PyTorch, perhaps on a device
             value = value.detach().cpu()
-        is_array = (hasattr(value, "dtype") and hasattr(value, "shape")) or hasattr(
-            value, "__array_interface__"
-        )
-        return np.asarray(value) if is_array else None
+        names = ("dtype", "shape") if hasattr(value, "dtype") else ("__array_interface__",)
+        return np.asarray(value) if all([hasattr(value, name) for name in names]) else None
     except Exception:
         return None
 
@@ -77,18 +76,8 @@ def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.size <= _MAX_EXACT:
         return array.reshape(-1)
     rng = np.random.default_rng(0)
-    return array[
-        tuple(
-            [
-                (
-                    np.sort(rng.integers(0, size, _NUM_SAMPLED))
-                    if i == 0
-                    else rng.integers(0, size, _NUM_SAMPLED)
-                )
-                for i, size in enumerate(array.shape)
-            ]
-        )
-    ]
+    first, *others = [rng.integers(0, size, _NUM_SAMPLED) for size in array.shape]
+    return array[(np.sort(first), *others)]
 
 
 def numbers_of(array: npt.NDArray[Any]) -> ValueStatistics | None:
@@ -102,32 +91,23 @@ def numbers_of(array: npt.NDArray[Any]) -> ValueStatistics | None:
 
 
 def _numbers(num: int, seen: npt.NDArray[Any]) -> ValueStatistics:
-    values = (
-        np.abs(seen)
-        if seen.dtype.kind == "c"
-        else seen.astype(np.uint8)
-        if seen.dtype.kind == "b"
-        else seen
-    )
+    values, is_of_truth = seen, seen.dtype.kind == "b"
+    if seen.dtype.kind == "c":
+        values = np.abs(seen)
+    elif is_of_truth:
+        values = seen.astype(np.uint8)
     if values.dtype.kind not in "biu":
         values = values.astype(np.float64)
     finite = values[np.isfinite(values)]
+    low = high = mean = math.nan
+    counts: list[int] = []
+    if finite.size:
+        low, high = finite.min().item(), finite.max().item()
+        mean, counts = float(finite.mean(dtype=np.float64)), _counts(finite, low, high)
     num_nan = int(np.isnan(values).sum())
-    if not finite.size:
-        return ValueStatistics(
-            num, seen.size, np.nan, np.nan, np.nan, num_nan, values.size - num_nan, []
-        )
-    low, high = finite.min().item(), finite.max().item()
+    num_infinite = values.size - finite.size - num_nan
     return ValueStatistics(
-        num,
-        seen.size,
-        low,
-        high,
-        float(finite.mean(dtype=np.float64)),
-        num_nan,
-        values.size - finite.size - num_nan,
-        _counts(finite, low, high),
-        seen.dtype.kind == "b",
+        num, seen.size, low, high, mean, num_nan, num_infinite, counts, is_of_truth
     )
 
 
@@ -141,6 +121,6 @@ def _counts(values: npt.NDArray[Any], low: float, high: float) -> list[int]:
         # half of it: the whole may be more than a float can be
         num, half = _NUM_BINS, high / 2 - low / 2
         places = (values / 2 - low / 2) / half * num if half else np.zeros(values.shape)
-    return [
-        int(x) for x in np.bincount(np.clip(places, 0, num - 1).astype(np.int64), minlength=num)
-    ]
+    places = np.clip(places, 0, num - 1).astype(np.int64)
+    counts: list[int] = np.bincount(places, minlength=num).tolist()
+    return counts

@@ -94,10 +94,8 @@ class Outputs:
 
         def compute() -> RowHistory:
             provenance = self._provenance(seen)
-            seen.histories[row] = history_of(
-                self.pipeline, seen.output, row, seen.num_rows, provenance
-            )
-            return seen.histories[row]
+            found = seen.histories[row] = history_of(self.pipeline, seen.output, row, provenance)
+            return found
 
         return self._waited_for(compute, lambda: seen.histories.get(row))
 
@@ -108,13 +106,10 @@ class Outputs:
     def _provenance(self, seen: Seen) -> Provenance | str:
         """Returns the lineage, in the thread of the pipeline."""
         if seen.provenance is None:
-            output, is_indexed = seen.output, isinstance(self.pipeline, MapDataset)
+            output = seen.output
+            has_state = output.state is not None and not isinstance(self.pipeline, MapDataset)
+            where = {"state": output.state} if has_state else {"step": output.step.number}
             try:
-                where = (
-                    {"step": output.step.number}
-                    if is_indexed or output.state is None
-                    else {"state": output.state}
-                )
                 seen.provenance = explain(self.pipeline, **where)
             except Exception as error:
                 seen.provenance = f"What it is made of is not known: {error}"
@@ -147,13 +142,13 @@ class Outputs:
                 return result
             try:
                 if not self._attended.is_stuck:
-                    result = self._attended.call(work, progress=lambda: self._steps.reached)
+                    result = self._attended.call(work, progress=lambda: self._steps.at.number)
                 else:
                     self._attended.call(lambda: None)  # runs after earlier requests
                     result = found()
             except PipelineStalledError as error:
-                return Waiting(self._steps.reached, str(error).strip())
-            return Waiting(self._steps.reached) if result is None else result
+                return Waiting(self._steps.at.number, str(error).strip())
+            return Waiting(self._steps.at.number) if result is None else result
 
     def _read(self, step: Step) -> Seen | None:
         """Reads a step, in the thread of the pipeline."""
@@ -163,10 +158,8 @@ class Outputs:
         if output.error is not None:
             filter_traceback(output.error)
         leaves = leaves_of(output.element)
-        seen = Seen(
-            output, leaves, num_rows(leaves), sum([element_nbytes(leaf.value) for leaf in leaves])
-        )
-        self._kept[step] = seen
+        nbytes = sum([element_nbytes(leaf.value) for leaf in leaves])
+        seen = self._kept[step] = Seen(output, leaves, num_rows(leaves), nbytes)
         self._kept.move_to_end(step)
         while len(self._kept) > 1 and (
             len(self._kept) > _MAX_KEPT

@@ -5,65 +5,59 @@ nothing to show.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from gristmill.core.state import shown
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.descriptions.display import length_text
+from gristmill.diagnostics.graph.stages import last_stage
 from gristmill.diagnostics.html import html_table, render, shortened
 from gristmill.diagnostics.provenance import Provenance
+from gristmill.diagnostics.table import Column, DataTable
 from gristmill.diagnostics.units import size_text
 from gristmill.diagnostics.viewer.cells import LeafCells, histogram, leaf_html, range_html
-from gristmill.diagnostics.viewer.history import RowHistory, StageResult
+from gristmill.diagnostics.viewer.history import RowHistory, StageResult, makes_batches
 from gristmill.diagnostics.viewer.leaves import MAX_LEAVES, shape_of
-from gristmill.diagnostics.viewer.looks import Looks
+from gristmill.diagnostics.viewer.looks import Look, Looks
 from gristmill.diagnostics.viewer.numbers import numbers_of
-from gristmill.diagnostics.viewer.outputs import Seen, Waiting
+from gristmill.diagnostics.viewer.outputs import Outputs, Seen, Waiting
 from gristmill.diagnostics.viewer.steps import Step
 
 _ROWS, _LEAVES, _OVERVIEW = 48, 120, 24  # on one page
 _MAX_COLUMNS = 24
 _MAX_CAPTION = 6
 _MAX_RECORDS = 200
-_RECORD = {
-    "row": "Row",
-    "components": "Component",
-    "record_key": "Record",
-    "span": "Cells",
-    "epoch": "Epoch",
-    "index": "Index",
-    "seed": "Random stream (seed, index)",
-    "place": "File",
-    "source": "Source",
-}
 _MAX_ERROR, _MAX_TRACEBACK = 4000, 30_000
 
 
-@dataclass(frozen=True)
 class PageFrame:
     """The parts that all pages share.
 
     Args:
+        outputs: those of the pipeline.
         root: the address that all others begin with.
         name: of the pipeline, as requested.
-        about: what kind of pipeline it is, in some words.
         looks: the way to show leaves.
-        is_batched: whether outputs are batches according to the pipeline.
-        is_indexed: whether steps are indices, which do not end.
-        length: number of outputs from the beginning on, if that is known.
-        since: the names of the states that steps may be counted from, the first one that of the
-            beginning.
     """
 
-    root: str
-    name: str
-    about: str
-    looks: Looks
-    is_batched: bool
-    is_indexed: bool
-    length: int | None
-    since: Sequence[str]
+    def __init__(self, outputs: Outputs, root: str, name: str, looks: Looks) -> None:
+        pipeline = outputs.pipeline
+        self._outputs = outputs
+        self.root, self.name, self.looks = root, name, looks
+        self.is_batched = _is_batched(pipeline)
+        self.is_indexed = isinstance(pipeline, MapDataset)  # then steps do not end
+        # the names of the states that steps may be counted from, the first one that of the
+        # beginning
+        self.since = [""]
+        self._kind = getattr(pipeline, "_gm_node_family", "DataLoader")
+
+    @property
+    def about(self) -> str:
+        """The kind of pipeline, and its length."""
+        return ", ".join(filter(None, [self._kind, length_text(self._outputs.length)]))
 
     def address(self, step: Step, row: int | None = None) -> str:
         since = f"/since/{step.since}" if step.since else ""
@@ -80,13 +74,13 @@ class PageFrame:
     ) -> str:
         """Returns the page of a template that extends ``viewer.html.j2``."""
         what, number = "Index" if self.is_indexed else "Step", step.number
-        notes = []
+        notes, length = [], self._outputs.length
         if step.since:
             notes.append(f"after {shortened(self.since[step.since], 60)}")
-        elif self.length is not None and self.length < 10**15:
-            notes.append(f"of {self.length:,}")
-        if self.is_indexed and self.length and number >= self.length:
-            notes.append(f"(epoch {number // self.length})")
+        elif length is not None and length < 10**15:
+            notes.append(f"of {length:,}")
+        if self.is_indexed and length and number >= length:
+            notes.append(f"(epoch {number // length})")
         return render(
             template,
             view=self,
@@ -100,35 +94,19 @@ class PageFrame:
             **values,
         )
 
-    def notice(
-        self,
-        heading: str,
-        text: str,
-        *,
-        step: Step | None = None,
-        link: tuple[str, str] | None = None,
-        lines: str = "",
-        has_next: bool = True,
-    ) -> str:
-        """Returns a page without an element.
+    def notice(self, heading: str, text: str, step: Step, **values: Any) -> str:
+        """Returns a page without an element; see ``viewer_notice.html.j2``."""
+        return self.page("viewer_notice.html.j2", step, heading=heading, text=text, **values)
 
-        Args:
-            heading: of the page.
-            text: a sentence.
-            step: at which one.
-            link: an address and what is there.
-            lines: shown as they are.
-            has_next: there may be a step after it.
-        """
-        return self.page(
-            "viewer_notice.html.j2",
-            step or Step(0),
-            has_next=has_next,
-            heading=heading,
-            text=text,
-            link=link,
-            lines=lines,
-        )
+
+def _is_batched(pipeline: Any) -> bool:
+    """True if outputs are batches, according to the stages in a row."""
+    step = last_stage(pipeline)
+    while not makes_batches(step):
+        if len(parents_of(step)) != 1:
+            return False
+        step = parents_of(step)[0]
+    return True
 
 
 def step_page(
@@ -156,7 +134,7 @@ def step_page(
         return view.page("viewer_failure.html.j2", step, failure=_failure(seen.output.error))
     if seen.output.element is None:
         text = "A step of the pipeline leaves it out, or it is None."
-        return view.notice("There is no element here", text, step=step)
+        return view.notice("There is no element here", text, step)
     address, num_rows = view.address(step), seen.num_rows
     cells = LeafCells(seen.leaves, address, view.looks)
     has_rows = bool(num_rows) and view.is_batched != is_whole
@@ -221,34 +199,25 @@ def row_page(
 def waiting_page(view: PageFrame, step: Step, waiting: Waiting) -> str:
     """Returns the page for an output that does not exist yet; it reloads by itself."""
     if waiting.text:
-        return view.notice(
-            "Waiting for the pipeline",
-            "Nothing has come for some seconds. This page asks again by itself.",
-            step=step,
-            lines=shortened(waiting.text, _MAX_TRACEBACK),
-        )
-    return view.notice(
-        f"On the way to step {step.number:,}",
-        f"{waiting.reached:,} so far. This page asks again by itself.",
-        step=step,
-    )
+        text = "Nothing has come for some seconds. This page asks again by itself."
+        lines = shortened(waiting.text, _MAX_TRACEBACK)
+        return view.notice("Waiting for the pipeline", text, step, lines=lines)
+    text = f"{waiting.reached:,} so far. This page asks again by itself."
+    return view.notice(f"On the way to step {step.number:,}", text, step)
 
 
 def problem_page(view: PageFrame, title: str, text: str, lines: str = "") -> str:
     """Returns a page about something that cannot be done, with the way back."""
-    return view.notice(title, text, link=(f"{view.root}/", "Back"), lines=lines)
+    return view.notice(title, text, Step(0), link=(f"{view.root}/", "Back"), lines=lines)
 
 
 def _end(view: PageFrame, step: Step) -> str:
-    last = view.address(Step(step.number - 1, step.since)), "The last one"
     num = length_text(step.number).replace("element", "output")
-    return view.notice(
-        "The end",
-        f"There {'is' if step.number == 1 else 'are'} {num}{' from there on' * bool(step.since)}.",
-        step=step,
-        link=last if step.number else None,
-        has_next=False,
-    )
+    begins = f"There {'is' if step.number == 1 else 'are'} {num}"
+    last = view.address(Step(step.number - 1, step.since)), "The last one"
+    link = {"link": last} if step.number else {}
+    text = f"{begins}{' from there on' * bool(step.since)}."
+    return view.notice("The end", text, step, has_next=False, **link)
 
 
 def _failure(error: BaseException) -> Any:
@@ -263,27 +232,25 @@ def _failure(error: BaseException) -> Any:
 
 def _overview(cells: LeafCells) -> Any:
     """Returns a table of the contents of a batch: types, ranges and distributions of values."""
-    rows = []
-    for number in range(min(len(cells), _OVERVIEW)):
-        look = cells.look(number)
-        array = (
-            look.value.array
-            if look.kind == "image"
-            else look.value
-            if look.kind in ("array", "audio", "tokens")
-            else None
-        )
-        numbers = None if array is None else numbers_of(array)
-        values = ["", ""] if numbers is None else [range_html(numbers), histogram(numbers)]
-        name = shortened(cells.name(number) or "element", 80)
-        rows.append([name, cells.spec(number), *values])
+    numbers = [_numbers_of(cells.look(i)) for i in range(min(len(cells), _OVERVIEW))]
     columns = [
-        ("Value", ""),
-        ("Type", "spec"),
-        ("Range", ""),
-        ("Distribution", "distribution"),
+        Column("Value", lambda i: shortened(cells.name(i) or "element", 80)),
+        Column("Type", cells.spec, kind="spec"),
+        Column("Range", lambda i: numbers[i] and range_html(numbers[i]), missing=""),
+        Column(
+            "Distribution",
+            lambda i: numbers[i] and histogram(numbers[i]),
+            missing="",
+            kind="distribution",
+        ),
     ]
-    return html_table(columns, rows, has_heads=True)
+    return html_table(columns, range(len(numbers)), has_heads=True)
+
+
+def _numbers_of(look: Look) -> Any:
+    if look.kind == "image":
+        return numbers_of(look.value.array)
+    return numbers_of(look.value) if look.kind in ("array", "audio", "tokens") else None
 
 
 def _rows(view: PageFrame, seen: Seen, first: int, is_whole: bool) -> dict[str, Any]:
@@ -323,7 +290,8 @@ def _table(view: PageFrame, step: Step, all_cells: dict[int, LeafCells]) -> Any:
         ]
         for row, cells in all_cells.items()
     ]
-    return html_table(["Row", *names], rows, has_heads=True)
+    columns = [Column(name, itemgetter(i)) for i, name in enumerate(["Row", *names])]
+    return html_table(columns, rows, has_heads=True)
 
 
 def _tile(row: int, cells: LeafCells) -> dict[str, Any]:
@@ -371,31 +339,43 @@ def _records(provenance: Provenance | str | Waiting, row: int | None) -> dict[st
         return {"is_waiting": is_waiting, "reason": reason}
     rows = [*enumerate(provenance.rows)]
     rows = rows if row is None else rows[row : row + 1]
-    lines = [{"row": number, **record.as_dict()} for number, one in rows for record in one.records][
-        :_MAX_RECORDS
-    ]
-    names = ["row"] if row is None and len(rows) > 1 else []
-    names += [
-        name for name in [*_RECORD][1:] if any([line[name] not in (None, ()) for line in lines])
-    ]
-    cells = [[shortened(_record_text(name, line[name]), 120) for name in names] for line in lines]
-    table = html_table([_RECORD[name] for name in names], cells) if cells else None
+    lines = [(number, record) for number, one in rows for record in one.records][:_MAX_RECORDS]
+    numbered = Column("Row", lambda line: line[0])
+    columns = DataTable([numbered, *_RECORD], lines).without_empty_columns().columns
+    columns = columns if row is None and len(rows) > 1 else columns[1:]
     return {
         "is_waiting": False,
         "reason": "",
-        "table": table,
+        "table": html_table(columns, lines) if lines else None,
         "num_faults": len(provenance.faults),
     }
 
 
-def _record_text(name: str, value: Any) -> str:
-    if name == "components":
-        return "/".join(map(str, value))
-    if name == "span" and value is not None:
-        return f"{value[0]:,}\u2013{value[1] - 1:,}"
+def _value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return " / ".join([shown(part, 60) for part in value])
-    return value if isinstance(value, str) else "" if value is None else shown(value, 120)
+    return value if isinstance(value, str) else shown(value, 120)
+
+
+def _of_record(title: str, name: str, text: Callable[[Any], str] = _value_text) -> Column:
+    return Column(
+        title,
+        lambda line: getattr(line[1], name),
+        lambda value: shortened(text(value), 120),
+        missing="",
+    )
+
+
+_RECORD = (
+    _of_record("Component", "components", lambda names: "/".join(map(str, names))),
+    _of_record("Record", "record_key"),
+    _of_record("Cells", "span", lambda span: f"{span[0]:,}–{span[1] - 1:,}"),
+    _of_record("Epoch", "epoch"),
+    _of_record("Index", "index"),
+    _of_record("Random stream (seed, index)", "seed"),
+    _of_record("File", "place"),
+    _of_record("Source", "source"),
+)
 
 
 def _stages(view: PageFrame, address: str, history: RowHistory | Waiting) -> dict[str, Any]:

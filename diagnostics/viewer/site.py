@@ -14,12 +14,9 @@ from typing import Any
 import numpy as np
 
 from gristmill.core.naming import one_line
-from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import parents_of
-from gristmill.dataset.descriptions.display import length_text
 from gristmill.diagnostics.html import asset
 from gristmill.diagnostics.provenance import Provenance
-from gristmill.diagnostics.viewer.history import RowHistory, makes_batches
+from gristmill.diagnostics.viewer.history import RowHistory
 from gristmill.diagnostics.viewer.leaves import ElementLeaf
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.outputs import Outputs, Seen, Waiting
@@ -86,25 +83,19 @@ class Site:
         self.token = secrets.token_urlsafe(18)
         self.outputs = Outputs(pipeline)
         self.first = first or Step(0)
-        self._name = one_line(name, _MAX_NAME)
         self._looks = looks
         self._restore = restore
-        self._since = [""]
-        self._is_batched = _is_batched(pipeline)
+        self._view = PageFrame(self.outputs, f"/{self.token}", one_line(name, _MAX_NAME), looks)
 
     def answer(self, path: str, query: Mapping[str, str]) -> Answer:
         """Returns the answer for an address below the token; errors become pages, too."""
         try:
             return self._answer(path, query)
         except BaseException as error:  # of a user's object, which may raise anything
-            text = "".join(traceback.format_exception(error))[-20_000:]
-            page = problem_page(
-                self._view(),
-                "This cannot be shown",
-                one_line(f"{type(error).__name__}: {error}", 2000),
-                text,
-            )
-            return _page(page, HTTPStatus.INTERNAL_SERVER_ERROR)
+            lines = "".join(traceback.format_exception(error))[-20_000:]
+            text = f"{type(error).__name__}: {error}"
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            return self._problem(status, "This cannot be shown", text, lines)
 
     def _answer(self, path: str, query: Mapping[str, str]) -> Answer:
         assets = {
@@ -112,44 +103,37 @@ class Site:
             "script.js": lambda: _file("text/javascript", "viewer.js"),
             "icon.png": lambda: Answer(_icon(), "image/png"),
             "go": lambda: self._go(query.get("to", "")),
-            "": lambda: _moved(self._view().address(self.first)),
+            "": lambda: _moved(self._view.address(self.first)),
         }
         if path in assets:
             return assets[path]()
         found = _ADDRESS.fullmatch(path)
         if found is None:
-            page = problem_page(
-                self._view(),
-                "There is no such page",
-                "The address is not one of those that pages here lead to.",
-            )
-            return _page(page, HTTPStatus.NOT_FOUND)
+            text = "The address is not one of those that pages here lead to."
+            return self._problem(HTTPStatus.NOT_FOUND, "There is no such page", text)
         numbers = {
             name: None if found[name] is None else int(found[name])
             for name in ("row", "stage", "leaf")
         }
         step = Step(int(found["step"]), int(found["since"] or 0))
-        if step.since >= len(self._since):
-            return _page(
-                problem_page(
-                    self._view(),
-                    "There is no such state",
-                    "It was given to another run of this server.",
-                ),
-                HTTPStatus.NOT_FOUND,
-            )
+        if step.since >= len(self._view.since):
+            text = "It was given to another run of this server."
+            return self._problem(HTTPStatus.NOT_FOUND, "There is no such state", text)
         seen = self.outputs.at(step)
         if isinstance(seen, Waiting):
-            return _page(waiting_page(self._view(), step, seen), HTTPStatus.ACCEPTED, _AGAIN)
+            return _page(waiting_page(self._view, step, seen), HTTPStatus.ACCEPTED, _AGAIN)
         if seen.output.step != step and seen.output.is_end:  # there are fewer
-            return _moved(self._view().address(seen.output.step))
+            return _moved(self._view.address(seen.output.step))
         row = numbers["row"]
         if row is not None and row >= (seen.num_rows or 0):
-            return _moved(self._view().address(step))
+            return _moved(self._view.address(step))
         if numbers["leaf"] is not None:
             leaves = self._leaves(seen, row, numbers["stage"])
             return self._media(leaves, numbers["leaf"], found["form"], query)
         return self._page_of(seen, row, query)
+
+    def _problem(self, status: HTTPStatus, title: str, text: str, lines: str = "") -> Answer:
+        return _page(problem_page(self._view, title, one_line(text, 2000), lines), status)
 
     def _leaves(self, seen: Seen, row: int | None, stage: int | None) -> Sequence[ElementLeaf]:
         if stage is None:
@@ -158,7 +142,7 @@ class Site:
         return found.leaves if found is not None else ()
 
     def _page_of(self, seen: Seen, row: int | None, query: Mapping[str, str]) -> Answer:
-        view, first = self._view(), step_number(query.get("first", "")) or 0
+        view, first = self._view, step_number(query.get("first", "")) or 0
         provenance: Provenance | str | Waiting | None = None
         history: RowHistory | Waiting | None = None
         is_row = row is not None or not (seen.num_rows and view.is_batched)
@@ -195,19 +179,16 @@ class Site:
         """Goes to a step, or to the position of a checkpoint."""
         number = step_number(text.strip())
         if number is not None:
-            return _moved(self._view().address(Step(number)))
+            return _moved(self._view.address(Step(number)))
         if not text.strip():
             return _moved(f"/{self.token}/")
         try:
             step = self.go_to_checkpoint(text.strip())
         except Exception as error:
-            return _page(
-                problem_page(self._view(), "It cannot go there", one_line(str(error), 2000)),
-                HTTPStatus.BAD_REQUEST,
-            )
+            return self._problem(HTTPStatus.BAD_REQUEST, "It cannot go there", str(error))
         if isinstance(step, Waiting):
-            return _page(waiting_page(self._view(), Step(0), step), HTTPStatus.ACCEPTED, _AGAIN)
-        return _moved(self._view().address(step))
+            return _page(waiting_page(self._view, Step(0), step), HTTPStatus.ACCEPTED, _AGAIN)
+        return _moved(self._view.address(step))
 
     def go_to_checkpoint(self, path: str) -> Step | Waiting:
         """Returns the step that follows a checkpoint.
@@ -216,8 +197,8 @@ class Site:
             Exception: there is no leaf at that path, or it does not fit the pipeline.
         """
         step = self.outputs.restore(lambda it: self._restore(path, it))
-        if isinstance(step, Step) and step.since >= len(self._since):
-            self._since.append(path)
+        if isinstance(step, Step) and step.since >= len(self._view.since):
+            self._view.since.append(path)
         return step
 
     def begin_at(self, path: str) -> None:
@@ -227,36 +208,9 @@ class Site:
             step = self.go_to_checkpoint(path)
         self.first = step
 
-    def _view(self) -> PageFrame:
-        pipeline, length = self.outputs.pipeline, self.outputs.length
-        kind = (
-            "DataLoader" if not hasattr(pipeline, "_gm_node_family") else pipeline._gm_node_family
-        )
-        about = ", ".join([text for text in (kind, length_text(length)) if text])
-        return PageFrame(
-            f"/{self.token}",
-            self._name,
-            about,
-            self._looks,
-            self._is_batched,
-            isinstance(pipeline, MapDataset),
-            length,
-            self._since,
-        )
-
     def close(self) -> None:
         """Closes the iterator."""
         self.outputs.close()
-
-
-def _is_batched(pipeline: Any) -> bool:
-    """True if outputs are batches, according to the stages in a row."""
-    step = getattr(pipeline, "_dataset", pipeline)
-    while not makes_batches(step):
-        if len(parents_of(step)) != 1:
-            return False
-        step = parents_of(step)[0]
-    return True
 
 
 def _page(

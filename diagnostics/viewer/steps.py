@@ -7,11 +7,12 @@ continued with later.
 
 from __future__ import annotations
 
+import abc
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int
@@ -57,48 +58,45 @@ class Output:
     state: Any = None
 
 
-class Steps(Protocol):
-    """All outputs of a pipeline."""
+class Steps(abc.ABC):
+    """All outputs of a pipeline.
 
-    it: Any  # an iterator of it, to find what a thread waits for
+    Args:
+        it: an iterator of it.
+        length: the number of outputs from the beginning; ``None`` if it is unknown or infinite.
+    """
 
-    @property
-    def length(self) -> int | None:
-        """The number of outputs from the beginning; ``None`` if it is unknown or infinite."""
+    def __init__(self, it: Any, length: int | None) -> None:
+        self.it = it  # in use, to find what a thread waits for
+        self.length = length
+        self.at = Step(0)  # that is worked at: what ``next`` gives
 
-    @property
-    def reached(self) -> int:
-        """The number of the step that is worked at."""
-
+    @abc.abstractmethod
     def output(self, step: Step, deadline: float) -> Output | None:
-        """Returns the output at a step; ``None`` if it was not reached by the deadline: ``reached``
-        is the last step then.
-        """
+        """Returns the output at a step; ``None`` if only ``at`` was reached by the deadline."""
 
+    @abc.abstractmethod
     def restore(self, put: Callable[[Any], None]) -> Step:
         """Returns the step that follows a state, which ``put`` sets an iterator to."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.it.close()
 
 
 def steps_of(pipeline: Any) -> Steps:
     return IndexedSteps(pipeline) if isinstance(pipeline, MapDataset) else StreamSteps(pipeline)
 
 
-class IndexedSteps:
+class IndexedSteps(Steps):
     """Of a ``MapDataset``: steps are indices, and there are some in every epoch."""
 
     def __init__(self, ds: MapDataset[Any]) -> None:
+        stream = MapDataset.to_iter_dataset(ds, ReadOptions(num_threads=0))
+        super().__init__(iterator_of(stream), len(ds))
         self._ds = ds
-        self.it = iterator_of(MapDataset.to_iter_dataset(ds, ReadOptions(num_threads=0)))
-        self.reached = 0
-
-    @property
-    def length(self) -> int | None:
-        return len(self._ds)
 
     def output(self, step: Step, deadline: float) -> Output | None:
-        self.reached = step.number
+        self.at = step
         try:
             return Output(step, self._ds[step.number])
         except Exception as error:
@@ -108,11 +106,8 @@ class IndexedSteps:
         put(self.it)
         return Step(get_next_index(self.it))
 
-    def close(self) -> None:
-        self.it.close()
 
-
-class StreamSteps:
+class StreamSteps(Steps):
     """Of a stream: it continues from the nearest state that it has seen before, and keeps no more
     than some hundreds of them.
 
@@ -121,44 +116,36 @@ class StreamSteps:
     """
 
     def __init__(self, pipeline: Any) -> None:
+        length = dataset_length(pipeline)
+        super().__init__(iterator_of(pipeline), length.num if isinstance(length, Exact) else None)
         self._pipeline = pipeline
-        self.it = iterator_of(pipeline)
-        self._at = Step(0)  # what ``next`` gives
         self._marks = [_Marks(snapshot(self.it))]
         self._num: dict[int, int] = {}  # outputs, since each of the states, if the end was seen
-        length = dataset_length(pipeline)
-        self._length = length.num if isinstance(length, Exact) else None
-
-    @property
-    def length(self) -> int | None:
-        return self._num.get(0, self._length)
-
-    @property
-    def reached(self) -> int:
-        return self._at.number
 
     def output(self, step: Step, deadline: float) -> Output | None:
         if step.number >= self._num.get(step.since, step.number + 1):
             return Output(Step(self._num[step.since], step.since), is_end=True)
         try:
             self._go_back(step)
-            while self._at.number < step.number:
+            while self.at.number < step.number:
                 if time.monotonic() > deadline:
                     return None
                 self._take(passes=True)
             state = snapshot(self.it)
             return Output(step, self._take(), state=state)
         except StopIteration:
-            self._num[step.since] = self._at.number
-            return Output(self._at, is_end=True)
+            self._num[step.since] = self.at.number
+            if not step.since:
+                self.length = self.at.number
+            return Output(self.at, is_end=True)
         except Exception as error:
-            return Output(self._at, error=error, state=snapshot(self.it))
+            return Output(self.at, error=error, state=snapshot(self.it))
 
     def _go_back(self, step: Step) -> None:
         """Moves to ``step``, or as near before it as possible without computing elements."""
         marks = self._marks[step.since]
         start, state = marks.before(step.number)
-        is_before = self._at.since == step.since and start <= self._at.number <= step.number
+        is_before = self.at.since == step.since and start <= self.at.number <= step.number
         if not is_before:
             if state is None:  # of a pipeline that has no states
                 self.it.close()
@@ -166,13 +153,13 @@ class StreamSteps:
                 start = 0
             else:
                 self.it.set_state(state)
-            self._at = Step(start, step.since)
-        if not step.since and step.number > self._at.number + 1 and jumped(self.it, step.number):
-            self._at = step
+            self.at = Step(start, step.since)
+        if not step.since and step.number > self.at.number + 1 and jumped(self.it, step.number):
+            self.at = step
 
     def _take(self, passes: bool = False) -> Any:
         """Returns the next output. One that fails stays where it is, unless it is skipped."""
-        self._marks[self._at.since].add(self._at.number, self.it)
+        self._marks[self.at.since].add(self.at.number, self.it)
         try:
             element = next(self.it)
         except StopIteration:
@@ -182,7 +169,7 @@ class StreamSteps:
                 raise
             self._pass(error)
             element = None
-        self._at = Step(self._at.number + 1, self._at.since)
+        self.at = Step(self.at.number + 1, self.at.since)
         return element
 
     def _pass(self, failed: Exception) -> None:
@@ -195,17 +182,14 @@ class StreamSteps:
     def restore(self, put: Callable[[Any], None]) -> Step:
         put(self.it)
         try:
-            self._at = Step(get_next_index(self.it))
+            self.at = Step(get_next_index(self.it))
         except NotImplementedError:  # its number is not known: it counts from there on
             state = snapshot(self.it)
             firsts = [marks.first for marks in self._marks]
             if state not in firsts:
                 self._marks.append(_Marks(state))
-            self._at = Step(0, [*firsts, state].index(state))
-        return self._at
-
-    def close(self) -> None:
-        self.it.close()
+            self.at = Step(0, [*firsts, state].index(state))
+        return self.at
 
 
 class _Marks:

@@ -30,7 +30,7 @@ import gristmill
 from gristmill.dataset import MapDataset
 from gristmill.diagnostics import ExecutionSummary, shuffle_quality
 from gristmill.diagnostics.drawing import graph_svg
-from gristmill.diagnostics.graph.stages import Graph, Stage
+from gristmill.diagnostics.graph.seen_specs import graph_that_ran
 
 GUIDES = Path(__file__).parent
 RUN = ("diagnose.md", "observing.md")  # in this order, in one namespace
@@ -191,10 +191,6 @@ def output_of_program(folder: Path, program: str) -> str:
 
 def heat(summary: ExecutionSummary) -> str:
     """A picture of the stages, with the share of the time that the consumer waited for each."""
-    stages = [
-        Stage(i, node.name, node.inputs, node.output_spec)
-        for i, node in sorted(summary.items())
-    ]
     waited = summary.waited_ns / summary.elapsed_ns
     shares = {i: waited * node.wait_time_ratio for i, node in summary.items()}
     notes = {
@@ -203,7 +199,7 @@ def heat(summary: ExecutionSummary) -> str:
         if share >= 0.0005
     }
     return graph_svg(
-        Graph(tuple(stages)), notes, {i: 0.6 * share for i, share in shares.items()}
+        graph_that_ran(summary), notes, {i: 0.6 * share for i, share in shares.items()}
     )
 
 

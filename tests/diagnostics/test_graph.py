@@ -158,7 +158,7 @@ def test_texts_of_all_branches_dot_and_json():
     graph = graph_of(
         ZipMapDataset([MapDataset.range(4), MapDataset.source([1, 2, 3, 4]).map(len)]).batch(2)
     )
-    assert graph_text(graph, {0: "tuple<int64[2]>[2]"}).splitlines() == [
+    assert graph_text(graph.with_specs({0: "tuple<int64[2]>[2]"})).splitlines() == [
         *("Grain Dataset graph:", "", "┌─ RangeMapDataset(start=0, stop=4, step=1)"),
         *(*arrow("│  ", "", "int64[]"), "│", "├─ SourceMapDataset(source=list)"),
         *(*arrow("│  ", "", UNKNOWN), "│"),
@@ -171,25 +171,15 @@ def test_texts_of_all_branches_dot_and_json():
         text.count("SeedMapDataset(seed=3)  (as above)") == 1
         and text.count("││  SeedMapDataset(seed=3)") == 1
     )
-    graph, notes = (
-        Graph((Stage(0, 'Out("\\x")', (1, 1)), Stage(1, "Ünder", spec="int[]", length=3))),
-        ({0: ["12 ms"]}, {1: 0.5}),
-    )
-    assert graph_dot(graph, *notes).splitlines()[2:] == [
-        '  s1 [label="Ünder\\nint[]", fillcolor="0.06 0.35 1.00"];',
-        '  s0 [label="Out(\\"\\\\x\\")\\n12 ms"];',
+    graph = Graph((Stage(0, 'Out("\\x")', (1, 1)), Stage(1, "Ünder", spec="int[]", length=3)))
+    assert graph_dot(graph).splitlines()[2:] == [
+        '  s1 [label="Ünder\\nint[]"];',
+        '  s0 [label="Out(\\"\\\\x\\")"];',
         *("  s1 -> s0;", "  s1 -> s0;", "}"),
     ]
     plain = [{"id": 0, "name": 'Out("\\x")', "inputs": [1, 1], "spec": None, "length": None}]
     plain += [{"id": 1, "name": "Ünder", "inputs": [], "spec": "int[]", "length": 3}]
-    noted = [
-        {**plain[0], "notes": ["12 ms"], "weight": None},
-        {**plain[1], "notes": [], "weight": 0.5},
-    ]
-    assert [json.loads(graph_json(graph, *given))["stages"] for given in ((), notes)] == [
-        plain,
-        noted,
-    ]
+    assert json.loads(graph_json(graph))["stages"] == plain
 
 
 def boxes(svg):
@@ -249,7 +239,7 @@ def test_the_drawing_has_every_stage_above_its_consumers_and_says_what_it_is_als
     assert 0.1 < float(warm.get("fill-opacity")) < 0.5
     assert len(list(root.iter(f"{SVG}path"))) == 2  # one arrow, and its head
     # the picture and a row for every stage
-    html = graph_html(graph_of(diamond()), {0: ["<b>", "c"]})
+    html = graph_html(graph_of(diamond()).with_specs({0: "<b>; c"}))
     page = Page(html)
     assert (len(page.named("tr")), len(page.named("svg"))) == (
         7,
@@ -316,8 +306,8 @@ def test_the_mode_logs_prints_in_colab_writes_numbered_files_and_never_fails(
 ):
     caplog.set_level(logging.INFO, logger="gristmill")
     graph = graph_of(chain())
-    text = graph_text(graph, SEEN)
-    emit_graph(graph, SEEN, "")
+    text = graph_text(graph.with_specs(SEEN))
+    emit_graph(graph.with_specs(SEEN), "")
     assert [(r.name, r.levelno, r.getMessage()) for r in caplog.records] == [
         ("gristmill", logging.INFO, text)
     ]
@@ -325,14 +315,14 @@ def test_the_mode_logs_prints_in_colab_writes_numbered_files_and_never_fails(
     (tmp_path / "file").write_text("")
     for destination in ("file/graphs", "file", "a\0b"):
         caplog.clear()
-        emit_graph(graph, SEEN, str(tmp_path / destination))
+        emit_graph(graph.with_specs(SEEN), str(tmp_path / destination))
         assert [r.levelno for r in caplog.records] == [
             logging.WARNING
         ] and "could not be written" in caplog.messages[0]
     caplog.clear()
     directory = tmp_path / "new" / "graphs"
     with ThreadPoolExecutor(5) as pool:
-        list(pool.map(emit_graph, [graph] * 5, [SEEN] * 5, [str(directory)] * 5))
+        list(pool.map(emit_graph, [graph.with_specs(SEEN)] * 5, [str(directory)] * 5))
     wanted = {
         f"pipeline-{k}.{ending}" for k in range(5) for ending in ("txt", "svg", "html", "json")
     }
@@ -344,7 +334,7 @@ def test_the_mode_logs_prints_in_colab_writes_numbered_files_and_never_fails(
     )
     assert len(caplog.messages) == 5 and str(directory) in caplog.messages[0]
     monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
-    emit_graph(graph, SEEN, "")
+    emit_graph(graph.with_specs(SEEN), "")
     assert capsys.readouterr().out == text + "\n"
 
 

@@ -8,6 +8,7 @@ from package_files import ROOT
 from programs import output
 
 from gristmill.diagnostics.html import HtmlCell, asset, html_table, render
+from gristmill.diagnostics.table import Column
 
 HOSTILE = "</style></title></script><evil onclick='x'>\"&amp;\ud800\x00"
 SHOWN = HOSTILE.replace("\ud800", "\ufffd").replace("\x00", "\ufffd")
@@ -16,7 +17,8 @@ FOLDER = ROOT / "diagnostics/html"
 
 def test_every_text_of_a_table_is_escaped():
     cell = HtmlCell(HOSTILE, [HOSTILE], [(HOSTILE, 0.5)], HOSTILE, HOSTILE, HOSTILE)
-    table = html_table([(HOSTILE, HOSTILE)], [[cell], [HOSTILE]], "cards", HOSTILE)
+    columns = [Column(HOSTILE, lambda row: row, kind=HOSTILE)]
+    table = html_table(columns, [cell, HOSTILE], "cards", HOSTILE)
     page = Page(table)
     assert not page.named("evil") and not [x for _, x in page.tags if "onclick" in x]
     assert page.rows == [[SHOWN], [SHOWN * 2], [SHOWN]]
@@ -76,7 +78,7 @@ def test_without_jinja2_errors_name_the_extra_and_notebooks_show_text(tmp_path):
         print(main(["view", f"{target}:ds"]))
         print(main(["inspect", f"{target}:ds", "--output", "graph.svg"]))
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
-        emit_graph(graph_of(ds), {}, sys.argv[1])
+        emit_graph(graph_of(ds), sys.argv[1])
     """
     *errors, pieces, is_escaped, said, code, said_of_file, code_of_file, logged = output(
         tmp_path, script, tmp_path / "graphs"

@@ -3,7 +3,6 @@ user's is markup.
 """
 
 import functools
-import random
 import re
 import time
 from collections import Counter
@@ -20,11 +19,11 @@ from gristmill.diagnostics import diagnose, observe
 from gristmill.diagnostics.diagnosis.verdict import Diagnosis
 from gristmill.diagnostics.report import report_html
 from gristmill.diagnostics.runtime.ahead import BudgetUse
+from gristmill.diagnostics.runtime.remote import ThreadTimeline
 from gristmill.diagnostics.runtime.summary import (
     ExecutionSummary,
     Snapshot,
     StageSummary,
-    ThreadTimeline,
 )
 
 NASTY = '</script></style><nasty onclick="x">&amp;\'\ud800\x00'
@@ -82,13 +81,11 @@ def stage(number, inputs=(), **changes):
 
 
 def synthetic(stages, *threads, **changes):
-    """The page of stages, and of threads given by their names and marks, of which each has the sums
-    of the stages' seconds.
-    """
+    """The page of stages, and of threads given by their names, seconds and those of the stages."""
     timelines = []
-    for name, marks in threads:
-        marks = [(int(at * 1e9), {i: int(x * 1e9) for i, x in own.items()}) for at, own in marks]
-        timelines.append(ThreadTimeline(*name.split(": "), 0, marks, []))
+    for name, seconds, own in threads:
+        own = {i: int(x * 1e9) for i, x in own.items()}
+        timelines.append(ThreadTimeline(*name.split(": "), 0, int(seconds * 1e9), own, []))
     summary = ExecutionSummary({x.id: x for x in stages}, 4_000_000_000, 1_000_000_000)
     html = html_of(Snapshot(summary, 100, {50: 1e6, 95: 2e6, 99: 3e6}, timelines, []), **changes)
     assert len(html) < 1_000_000
@@ -225,7 +222,7 @@ def test_a_stage_has_the_same_colour_everywhere():
     nodes = [stage(i, [i + 1]) for i in range(11)] + [
         stage(11, is_prefetch=True, total_processing_time_ns=10**9)
     ]
-    page = synthetic(nodes, ("main: MainThread", [(1, dict.fromkeys(range(12), 0.01))]))
+    page = synthetic(nodes, ("main: MainThread", 1, dict.fromkeys(range(12), 0.01)))
     groups = [x for x in page.named("g") if "data-id" in x]
     of_box = {int(x["data-id"]): x["class"].removeprefix("gm-stage ") for x in groups}
     assert Counter(of_box.values()) == {**{f"c{i}": 1 for i in range(1, 8)}, "c0": 4, "waiting": 1}
@@ -275,8 +272,7 @@ def test_every_text_of_a_user_is_escaped(snapshot):
 
 def test_shows_shares_of_the_time_of_threads_in_order():
     nodes = [stage(0, [1]), stage(1)]
-    marks = [(1, {0: 0.5, 1: 0.25}), (4, {0: 0.5, 1: 3.25})]
-    page = synthetic(nodes, ("main: MainThread", marks), ("main: read", []))
+    page = synthetic(nodes, ("main: MainThread", 4, {0: 0.5, 1: 3.25}), ("main: read", 0, {}))
     assert of_threads(page) == [["main: MainThread", "94%", "0%"], ["main: read", "0%", "0%"]]
     shares = {"0 MapMapDataset f0": "12.5%", "1 MapMapDataset f1": "81.2%"}
     assert parts_of_threads(page) == [shares, {}]
@@ -284,7 +280,7 @@ def test_shows_shares_of_the_time_of_threads_in_order():
     # The time of a prefetching stage is all that it took: waiting is what is left without what it
     # computed here.
     ahead = [stage(0, [1], is_prefetch=True), stage(1, [2]), stage(2)]
-    page = synthetic(ahead, ("main: a", [(4, {0: 3, 1: 1, 2: 0.5})]), ("main: b", [(4, {0: 2})]))
+    page = synthetic(ahead, ("main: a", 4, {0: 3, 1: 1, 2: 0.5}), ("main: b", 4, {0: 2}))
     waits = "waiting for what other threads and processes compute"
     assert parts_of_threads(page)[1] == {waits: "50.0%"} and bars(page)[-1][0] == "waiting"
     assert of_threads(page) == [["main: a", "38%", "38%"], ["main: b", "0%", "50%"]]
@@ -295,8 +291,8 @@ def test_shows_shares_of_the_time_of_threads_in_order():
         "worker 2: read",
         "main: read",
     ]
-    threads = [(name, [(1, {0: 0, 1: 1e-8})]) for name in names]
-    page = synthetic(nodes, *threads, ("main: MainThread", [(1, {0: 1e-8})]))
+    threads = [(name, 1, {0: 0, 1: 1e-8}) for name in names]
+    page = synthetic(nodes, *threads, ("main: MainThread", 1, {0: 1e-8}))
     expected = [
         "main: MainThread",
         "main: read",
@@ -308,15 +304,12 @@ def test_shows_shares_of_the_time_of_threads_in_order():
 
 
 def test_is_small_however_much_or_little_there_is():
-    rng, long = random.Random(1), {"name": f"Map({'y' * 5000}", "output_spec": "x" * 2000}
+    long = {"name": f"Map({'y' * 5000}", "output_spec": "x" * 2000}
     nodes = [
         stage(i, [i + 1] if i < 149 else [], **long, wait_time_ratio=0.005) for i in range(150)
     ]
-    marks, own = [], dict.fromkeys(range(140, 150), 0)
-    for t in range(1, 401):
-        own = {i: x + rng.random() / 10 for i, x in own.items()}
-        marks.append((t, own))
-    page = synthetic(nodes, *[(f"worker {i % 100}: read", marks) for i in range(200)])
+    own = dict.fromkeys(range(140, 150), 20)
+    page = synthetic(nodes, *[(f"worker {i % 100}: read", 400, own) for i in range(200)])
     assert len(of_threads(page)) == 60 and of_threads(page)[-1][:2] == [
         "… and 141 more threads",
         "50%",
