@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import sysconfig
+import tempfile
 from importlib.util import find_spec
 from itertools import groupby
 
@@ -52,6 +53,16 @@ def pytest_runtest_teardown() -> None:
 _SHARE_A_SITE = ("test_site", "test_release")  # or archives, which take long to build
 # Files and folders whose tests start programs, clusters or workers, and wait for these.
 _TAKE_LONG = {"clients", "examples", "faults", "guides", "peer", "verification", "test_ray.py"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the temporary files that tests, pages and programs leave be removed at the end."""
+    if hasattr(config, "workerinput"):  # the process that has started this one does
+        return
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of ``tmp_path``
+    folder = tempfile.TemporaryDirectory(prefix="gristmill-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 
 def pytest_report_header() -> str:
