@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
 
 import new_seed
 import pytest
@@ -62,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of ``tmp_path``
     folder = tempfile.TemporaryDirectory(prefix="gristmill-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
+    Path(folder.name).chmod(0o755)  # a test becomes another user
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 

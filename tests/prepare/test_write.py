@@ -270,7 +270,7 @@ def test_faults_are_in_the_manifest(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("make", [lambda ds: ds, packed_one], ids=["ranges", "stream"])
-def test_larger_limits_continue_a_folder_whose_faults_exceeded_theirs(tmp_path, make, workers):
+def test_larger_limits_continue_a_folder_that_exceeded_its(tmp_path, make, workers):
     def parsed(i):
         return bytes([1 // (i % 15 != 14), i])
 
