@@ -181,5 +181,4 @@ def test_tests_leave_the_path_of_modules_to_pyproject():
 def test_names_of_tests_are_short():
     for path in (ROOT / "tests").rglob("*.py"):
         names = re.findall(r"def (test_\w+)", path.read_text())
-        if path.parent.name not in ("diagnostics", "verification"):
-            assert [name for name in names if len(name) >= 60] == [], path
+        assert [name for name in names if len(name) >= 60] == [], path

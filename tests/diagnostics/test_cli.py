@@ -660,7 +660,7 @@ def test_words_of_positions():
                 assert position_lines(json.loads(it.get_state()), description) == [expected]
 
 
-def test_what_is_damaged_has_words_and_what_is_hostile_does_not_reach_the_terminal(saved, capsys):
+def test_damaged_has_words_and_hostile_is_escaped(saved, capsys):
     directory, all_hostile = saved("images", 2), itertools.cycle(HOSTILE)
     for name in ("process_0-of-1.json", "pipeline_0-of-1.json"):
         content = json.loads((directory / name).read_text())

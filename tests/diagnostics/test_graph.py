@@ -72,7 +72,7 @@ def names(graph):
     return [stage.name.partition("(")[0].partition("[")[0] for stage in graph.stages]
 
 
-def test_stages_are_numbered_from_the_output_depth_first_and_shared_ones_are_one():
+def test_stages_are_numbered_depth_first_from_the_output():
     graph = graph_of(chain())
     assert names(graph) == [
         "BatchIterDataset",
@@ -205,7 +205,7 @@ def boxes(svg):
     return root, frames, texts
 
 
-def test_the_drawing_has_every_stage_above_its_consumers_and_says_what_it_is_also_of_large_graphs():
+def test_drawing_has_every_stage_above_its_consumers():
     for ds in (
         chain(),
         diamond(),
@@ -301,9 +301,7 @@ def test_visualize_writes_what_the_ending_says(tmp_path):
 SEEN = {0: "float32[2, 2]"}
 
 
-def test_the_mode_logs_prints_in_colab_writes_numbered_files_and_never_fails(
-    tmp_path, caplog, capsys, monkeypatch
-):
+def test_mode_logs_prints_writes_files_and_never_fails(tmp_path, caplog, capsys, monkeypatch):
     caplog.set_level(logging.INFO, logger="gristmill")
     graph = graph_of(chain())
     text = graph_text(graph.with_specs(SEEN))

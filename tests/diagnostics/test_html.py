@@ -42,7 +42,7 @@ def test_styles_cannot_end_their_element_and_load_nothing(name):
     assert not re.findall(r"<|https?:|@import|url\(", asset(name))
 
 
-def test_without_jinja2_errors_name_the_extra_and_notebooks_show_text(tmp_path):
+def test_without_jinja2_errors_name_the_extra(tmp_path):
     script = """
         import logging, sys
         from pathlib import Path

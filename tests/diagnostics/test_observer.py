@@ -122,7 +122,7 @@ def test_numbers_of_every_stage_filters_and_errors():
     assert [node.num_errors for node in view.summary().values()] == [2, 0, 0]
 
 
-def test_threads_are_counted_exactly_and_components_of_one_form_as_one():
+def test_threads_are_counted_exactly_and_like_components_once():
     ds = (
         MapDataset.range(5000)
         .map(lambda x: x + 1)
@@ -172,7 +172,7 @@ def test_workers_are_counted_exactly(is_tracked):
     assert sum([node.wait_time_ratio for node in summary.values()]) == pytest.approx(1, abs=1e-3)
 
 
-def test_running_workers_are_observed_from_now_on_and_what_dead_ones_have_counted_stays():
+def test_running_workers_are_observed_and_dead_ones_stay():
     ds = MapDataset.range(100).to_iter_dataset().map(large).mp_prefetch(WORKERS)
     with iter(ds) as it:
         take(it, 10)
@@ -377,7 +377,7 @@ def test_classes_of_users(caplog):
     ] == [2, 10]
 
 
-def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_before():
+def test_other_objects_of_a_users_class_are_not_counted():
     gc.collect()  # here and below: an observed copy and its instrument know each other
     own = vars(BareIterator)["__next__"], vars(Squares)["__getitem__"]
     ds = Squares(MapDataset.range(30))
@@ -412,7 +412,7 @@ def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_befo
     assert vars(BareIterator)["__next__"] is own[0]
 
 
-def test_the_option_observes_what_is_before_and_after_it_and_continues():
+def test_the_option_observes_upstream_and_downstream():
     tracked = WithOptionsIterDataset(
         MapDataset.range(40).to_iter_dataset(DIRECT).map(lambda x: x), TRACKED
     )
@@ -488,7 +488,7 @@ def events_of(ds, tmp_path, expected):
     ]
 
 
-def test_calls_are_nested_every_process_and_thread_has_a_row_and_no_trace_leaves_nothing(tmp_path):
+def test_trace_nests_calls_and_has_a_row_for_every_thread(tmp_path):
     ds = MapDataset.range(50).to_iter_dataset(ReadOptions(num_threads=0)).map(add_one).batch(5)
     events = events_of(ds, tmp_path, 10)
     stages = ("BatchDatasetIterator", "MapDatasetIterator")
@@ -607,7 +607,7 @@ def test_lanes_that_come_to_a_worker_later_are_observed(executor):
 
 
 @pytest.mark.parametrize("num_before", [0, 100])
-def test_what_the_consumer_computes_itself_is_observed_with_auto(num_before):
+def test_elements_computed_by_the_consumer_are_observed(num_before):
     ds = MapDataset.range(2000).map(add_one).to_iter_dataset(ReadOptions(0))
     with iter(ds.mp_prefetch(MultiprocessingOptions("auto"))) as it:
         it.resize(0)

@@ -302,9 +302,7 @@ def fails_at(*numbers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_faults_are_counted_when_they_are_passed_and_stay_when_the_pipeline_is_gone(
-    registry, workers
-):
+def test_faults_are_counted_and_outlive_the_pipeline(registry, workers):
     steps = grain.MapDataset.range(60).map(fails_at(3, 17)).tolerate(max_rate=0.1).to_iter_dataset()
     ds = (
         steps.map(fails_at(50))
@@ -360,9 +358,7 @@ def test_starting_again_moves_it_and_stopping_leaves_nothing(caplog):
     assert not watching.exporters and prometheus._active is None
 
 
-def test_metrics_of_other_processes_are_served_and_cannot_break_ours(
-    tmp_path, monkeypatch, caplog, request
-):
+def test_metrics_of_other_processes_cannot_break_ours(tmp_path, monkeypatch, caplog, request):
     script = (
         "from prometheus_client import Counter; Counter('others', 'x').inc(3);"
         " Counter('gristmill_stage_elements', 'x')"

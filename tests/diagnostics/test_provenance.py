@@ -625,7 +625,7 @@ def test_a_full_disk_loses_nothing_that_is_followed(tmp_path):
     )
 
 
-def test_a_ledger_whose_beginning_was_torn_by_a_full_disk_continues(tmp_path):
+def test_ledger_with_a_torn_beginning_continues(tmp_path):
     ds, path = MapDataset.range(7).to_iter_dataset().filter(lambda x: x % 2), tmp_path / "ledger"
     it, limits = Ledger(path).follow(iter(ds)), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

@@ -111,7 +111,7 @@ def bars(page):
     return [(x["class"], x["style"]) for x in page.named("i") if "style" in x]
 
 
-def test_is_one_page_that_needs_nothing_else_and_shows_everything(snapshot):
+def test_is_one_page_that_needs_nothing_else(snapshot):
     html = html_of(snapshot)
     page = Page(html)
     assert html.startswith("<!DOCTYPE html>") and page.titles[0] == "My pipeline"
@@ -190,7 +190,7 @@ def test_says_the_verdict_and_marks_the_stage_that_binds(snapshot):
         assert page.text.count("bottleneck") == 2 * len(marked)  # in the table and in the graph
 
 
-def test_tables_pages_and_notebooks_say_the_same_in_the_same_units():
+def test_tables_pages_and_notebooks_have_the_same_units():
     drawn = {
         "web": {"elements": 3, "lengths": 6, "epochs": 0},
         "books": {"elements": 1, "lengths": 2, "epochs": 0},
@@ -377,7 +377,7 @@ def shown(value):
     return page.text
 
 
-def test_datasets_from_the_sources_down_loaders_and_hostile_and_broken_objects_of_users():
+def test_shows_datasets_loaders_and_hostile_objects():
     text = shown(MapDataset.range(1000).map(lambda x: x).to_iter_dataset().batch(4))
     stages = ("RangeMapDataset(start=0", "MapMapDataset", "PrefetchIterDataset", "BatchIterDataset")
     assert (places := [text.index(stage) for stage in stages]) == sorted(places)

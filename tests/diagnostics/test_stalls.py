@@ -160,7 +160,7 @@ def test_one_summary_at_the_end_and_one_graph(logged, caplog, tmp_path):
     assert "<U2[2]" in json.dumps(json.loads(sorted(tmp_path.glob("*.json"))[0].read_text()))
 
 
-def test_debug_mode_reports_when_an_iterator_is_dropped_and_from_time_to_time(logged, monkeypatch):
+def test_debug_mode_reports_of_dropped_iterators_and_at_times(logged, monkeypatch):
     with gristmill.config.override(py_debug_mode=True):
         it = iter(CHAIN)
     next(it)

@@ -389,9 +389,7 @@ LOAD = WorkerLoad(0, 1, 0, SECOND, SECOND // 2, 0, SECOND, 10**6)
         ),
     ],
 )
-def test_stages_that_compete_are_compared_by_what_they_take_alone(
-    snapshot, run, cpus, ceiling, monkeypatch
-):
+def test_competing_stages_are_compared_by_their_own_time(snapshot, run, cpus, ceiling, monkeypatch):
     monkeypatch.setattr(verdict, "usable_cpus", lambda: cpus)
     options = MultiprocessingOptions(1) if snapshot.workers else None
     settings = verdict.Settings(ReadOptions(), options)
@@ -491,9 +489,7 @@ def test_one_thread_that_reads_and_a_step_that_is_shorter():
         (3, {"max_bytes_ahead": 200}, "memory", "max_bytes_ahead=800"),
     ],
 )
-def test_stages_that_waited_for_the_budget_are_in_text_in_data_and_in_the_diagnosis(
-    num, options, kind, advice
-):
+def test_waits_for_the_budget_are_in_text_data_and_diagnosis(num, options, kind, advice):
     ds = IterDataset.mix([SLOW.map(lambda x: np.full(10, x)).to_iter_dataset() for _ in range(num)])
     it = iter(WithOptionsIterDataset(ds, DatasetOptions(**options)))
     with observe(it) as view:

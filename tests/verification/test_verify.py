@@ -194,7 +194,7 @@ def test_values_are_compared_exactly_and_the_leaf_is_found(a, b, found):
     assert isinstance(a, Own) or (digest_of(a) == digest_of(b)) == (found is None)
 
 
-def test_what_a_script_defines_is_verified_without_running_it_again(tmp_path):
+def test_definitions_of_a_script_are_verified_without_a_rerun(tmp_path):
     code = """
         import gristmill as grain
 
