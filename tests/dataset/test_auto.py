@@ -219,7 +219,7 @@ class ConsumerBound:
         self.waited_seconds += seconds
 
 
-def test_no_workers_are_judged_when_the_consumer_computes_everything(monkeypatch):
+def test_no_workers_are_judged_when_all_lanes_are_here(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("gristmill.dataset.executors.tuning.time.monotonic", lambda: clock[0])
     for num_ahead in range(3000, 4000, 100):
