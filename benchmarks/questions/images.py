@@ -25,6 +25,7 @@ CROP = 224
 BATCH = 64
 WARM_UP = 16  # batches, more than there are ahead
 BATCHES = 40
+MOST_LOOKS = 50  # whether processes have become idle, ten times a second
 ENDLESS = 10_000_000
 
 
@@ -81,6 +82,18 @@ class Sample:
         return ENDLESS
 
 
+def wait_until_idle():
+    """Wait until nothing more is computed ahead, which would slow down the next candidate."""
+    from gristmill.diagnostics.runtime.processes import cpu_seconds
+
+    used = sum(cpu_seconds().values())
+    for _ in range(MOST_LOOKS):
+        time.sleep(0.1)
+        before, used = used, sum(cpu_seconds().values())
+        if used < before + 0.03:
+            return
+
+
 def measured(batches, is_cpu):
     """A run over batches without end."""
     from gristmill.diagnostics.runtime.processes import cpu_seconds
@@ -98,6 +111,7 @@ def measured(batches, is_cpu):
             np.asarray(next(it))[:, ::32].copy()  # looks at every page
         elapsed = time.perf_counter() - start
         spent = sum(total - before.get(pid, 0.0) for pid, total in cpu_seconds().items())
+        wait_until_idle()
         return Measured(spent if is_cpu else elapsed, [])
 
     return run
