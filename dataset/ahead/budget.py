@@ -21,7 +21,8 @@ Guarantees:
    once, to the largest number, where elements take long without a CPU.
 
 8. Threads that read and use all CPUs become few: one more than there are CPUs. Threads that were
-   started while elements waited, such as the first ones, would wait for each other.
+   started while elements waited, such as the first ones, would wait for each other. Worker
+   processes that share the CPUs use a part each, and keep their threads.
 
 Source: to keep what is needed soonest is the optimal rule for caches (Belady, 1966).
 """
@@ -141,7 +142,7 @@ class Budget:
         self.lock = Lock()
         self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
         self.waited_seconds = self.cpu_seconds = 0.0  # by consumers; of threads that read
-        self.cpu_use = CpuUse(_cpus_of(num_processes))
+        self.cpu_use = CpuUse(_cpus())
         self.num_drawn = 0  # elements
         self.tuning: ThreadTuning | None = None  # finds the number of threads that read
         self._process_id = os.getpid()
@@ -425,7 +426,6 @@ def divide(budget: Budget, options: DatasetOptions, num_processes: int) -> None:
     with budget.lock:
         limits = _part_of(options.max_threads, options.max_bytes_ahead, num_processes)
         budget.max_threads, budget.memory.max_bytes = limits
-        budget.cpu_use = CpuUse(_cpus_of(num_processes))
         if budget.is_flexible:
             budget.max_threads = max(budget.max_threads, budget.promised)
 
@@ -446,8 +446,8 @@ def _usual_threads(num_processes: int) -> int:
 
 
 @functools.cache
-def _cpus_of(num_processes: int) -> int:
-    return max(1, usable_cpus() // num_processes)
+def _cpus() -> int:
+    return usable_cpus()
 
 
 @functools.cache
