@@ -20,6 +20,10 @@ Guarantees:
    milliseconds (a consumer that waits) starts threads up to this bound, and never moves it but
    once, to the largest number, where elements take long without a CPU.
 
+8. Threads that read and use all CPUs become few: one more than there are CPUs. Threads that were
+   started while elements waited, such as the first ones, would wait for each other. Worker
+   processes that share the CPUs use a part each, and keep their threads.
+
 Source: to keep what is needed soonest is the optimal rule for caches (Belady, 1966).
 """
 
@@ -28,7 +32,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import heapq
 import os
 from collections import deque
 from collections.abc import Callable
@@ -38,9 +41,10 @@ from gristmill.core.cgroup import usable_cpus, usable_memory
 from gristmill.core.locks import Lock, Signal
 from gristmill.core.options import DatasetOptions
 from gristmill.core.uninterrupted import uninterrupted
+from gristmill.dataset.ahead.cpu_use import CpuUse
 from gristmill.dataset.ahead.draws import Drawn, Draws
 from gristmill.dataset.ahead.memory import Holding, Memory
-from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.ahead.threads import ThreadNumbers, start_thread
 from gristmill.dataset.ahead.tuning import ThreadTuning
 
 _NUM_CPUS = (
@@ -138,6 +142,7 @@ class Budget:
         self.lock = Lock()
         self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
         self.waited_seconds = self.cpu_seconds = 0.0  # by consumers; of threads that read
+        self.cpu_use = CpuUse(_cpus())
         self.num_drawn = 0  # elements
         self.tuning: ThreadTuning | None = None  # finds the number of threads that read
         self._process_id = os.getpid()
@@ -148,8 +153,7 @@ class Budget:
         self.is_held_up = False  # there is no memory for what would be read next
         self._readers: dict[Holding, ReadingClient] = {}
         self._dismissed: deque[Holding] = deque()
-        self._numbers: list[int] = []  # of threads that have ended, a heap
-        self._num_numbers = 0
+        self._numbers = ThreadNumbers()  # of threads that read
         self.num_reading = 0  # threads that read
         self._idle = Idle()  # of them
         self._num_pulling = 0  # threads
@@ -204,6 +208,16 @@ class Budget:
         """Lets all threads look again."""
         self._idle.wake()
 
+    def computed(self, now: float, cpu_seconds: float) -> None:
+        """Records that a block has ended. While threads use all CPUs, half of those end that there
+        are beyond one for every CPU, and one more, which computes while another one waits for the
+        interpreter lock.
+        """
+        self.cpu_seconds += cpu_seconds
+        if self.cpu_use.add(now, cpu_seconds, self.num_reading) and self.tuning is None:
+            num = self.num_reading - _NUM_CPUS - 1
+            self._num_leaving = max(self._num_leaving, (num + 1) // 2)
+
     # The methods below take the lock.
 
     def enroll(self, reader: ReadingClient) -> None:
@@ -255,7 +269,7 @@ class Budget:
     def _start(self, num: int) -> None:
         with self.lock:
             missing = self._num_missing(num)
-            numbers = [self._new_number() for _ in range(missing)]
+            numbers = [self._numbers.take() for _ in range(missing)]
             self.num_reading += missing
         # Not under the lock: a new thread may collect garbage, and close a reader, before it
         # notifies the old one.
@@ -268,8 +282,7 @@ class Budget:
             except BaseException as error:
                 with self.lock:
                     self.num_reading -= missing - i
-                    for unused in numbers[i:]:
-                        heapq.heappush(self._numbers, unused)
+                    self._numbers.give_back(*numbers[i:])
                     if self.num_reading and isinstance(error, RuntimeError):
                         # the system gives no more, or the interpreter is about to exit: one is
                         # enough
@@ -348,12 +361,6 @@ class Budget:
         most = min(most, sum([reader.num_threads for reader in readers]))
         return max(0, min(most - self.num_reading, sum([reader.num_left for reader in readers])))
 
-    def _new_number(self) -> int:
-        if self._numbers:
-            return heapq.heappop(self._numbers)
-        self._num_numbers += 1
-        return self._num_numbers - 1
-
     def _end(self) -> None:
         for reader in [*self._readers.values()]:
             reader.close()
@@ -367,7 +374,7 @@ class Budget:
         finally:
             with self.lock:
                 self.num_reading -= 1
-                heapq.heappush(self._numbers, number)
+                self._numbers.give_back(number)
                 self.settle()
 
     def _claim(self, signal: Signal) -> Callable[[], None] | None:
@@ -436,6 +443,11 @@ def _part_of(max_threads: int | None, max_bytes: int | None, num_processes: int)
 @functools.cache
 def _usual_threads(num_processes: int) -> int:
     return max(_MIN_THREADS, 2 * usable_cpus() // num_processes)
+
+
+@functools.cache
+def _cpus() -> int:
+    return usable_cpus()
 
 
 @functools.cache

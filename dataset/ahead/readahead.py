@@ -21,6 +21,9 @@ Guarantees:
    what is finished of a block that is still being computed, and blocks that take that long are
    shortened to the element that they are at. Any thread may then compute the rest.
 
+9. A consumer that wants several elements is woken up when these are ready, or half of what may be
+   ahead is, not for each element.
+
 Blocks grow while they are quick (see ``BlockSize``), and there are more threads than CPUs only
 where threads wait for something else. So storage that answers slowly is asked by many threads for
 one element each, storage that answers quickly by few threads for many at once: 16 threads that all
@@ -35,11 +38,12 @@ import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from gristmill.core.locks import Signal
 from gristmill.core.pacing import QUICK_SECONDS, BlockSize
 from gristmill.dataset.ahead.budget import NUM_WAITS, Budget, ReadingClient
+from gristmill.dataset.ahead.ready import Ready, ReadyBlocks
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
@@ -91,13 +95,14 @@ class ReadAhead(ReadingClient):
         self._stop = stop
         self._buffer_size = buffer_size
         self.common_size = buffer_size  # that of all readers which share the options
-        self._filled = Signal()  # the block that the consumer waits for may be there
+        self._filled = Signal()  # what the consumer waits for may be there
+        self._num_awaited = 1  # elements that the consumer waits for
         # indices before it belong to some thread, were given back or are done
         self._claimed = start
         self._returned: list[tuple[int, int]] = []  # ranges that were given back, a heap
         self.taken = start  # indices before it have been delivered
         self._running: list[_Block] = []  # blocks that are being computed
-        self._ready: dict[int, _Ready] = {}  # by the first index of the block
+        self._ready = ReadyBlocks(start)
         self._block_size, self._sampling = BlockSize(), Sampling()
         self.is_draining = False  # nothing more is begun, unless the consumer waits for it
         self._closed = False
@@ -108,10 +113,7 @@ class ReadAhead(ReadingClient):
     @property
     def num_ready(self) -> int:
         """The number of elements that can be taken without waiting."""
-        num, ready = len(self.block), self._ready
-        while (block := ready.get(self.taken + num)) is not None and block.elements:
-            num += len(block.elements)
-        return num
+        return len(self.block) + self._ready.num_from(self.taken + len(self.block))
 
     @property
     def _most_ahead(self) -> int:
@@ -144,7 +146,7 @@ class ReadAhead(ReadingClient):
         """
         if not self.block:
             if self._error is None:
-                self._next_block()
+                self._next_blocks(n)
             error = self._error
             if not self.block and error is not None:
                 try:
@@ -167,16 +169,17 @@ class ReadAhead(ReadingClient):
         if self.budget.is_here:
             with self.budget.lock:
                 # the traceback of an error refers to this object
-                self._ready, self._error = {}, None
+                self._ready, self._error = ReadyBlocks(self.taken), None
                 for block in self._running:
                     block.leave(0)
                 self.budget.wake()
                 self._filled.set()
 
-    def _next_block(self) -> None:
+    def _next_blocks(self, n: int) -> None:
         budget = self.budget
         if not budget.num_reading:
             budget.start(1)
+        self._num_awaited = min(n, max(1, self._most_ahead // 2))  # which leaves room for more
         missing = None if self.taken in self._ready else self._missing()
         began, waited = time.perf_counter(), 0.0
         while not self._wait(_LATE_SECONDS):
@@ -208,10 +211,12 @@ class ReadAhead(ReadingClient):
             return "threads" if is_short else None
 
     def _wait(self, seconds: float) -> bool:
-        """Takes the next block, if it comes within this time, or what is finished of it then."""
+        """Takes the elements that the consumer waits for, if they come within this time, or what is
+        finished of them then.
+        """
         with self.budget.lock:
             work = self._await()
-            if work is None and (self.taken in self._ready or self._closed):
+            if work is None and (self._is_enough() or self._closed):
                 return self._take_next()
             self._filled.clear()  # it may have been set for a block that was taken without a wait
         if work is not None:
@@ -226,10 +231,8 @@ class ReadAhead(ReadingClient):
         """Makes sure that a thread computes the element for which the consumer waits: the
         consumer's, by this call, if all others are busy.
         """
-        if (
-            self.taken != (self._returned[0][0] if self._returned else self._claimed)
-            or self.taken >= self._stop
-        ):
+        first_left = self._returned[0][0] if self._returned else self._claimed
+        if self.taken != first_left or self.taken >= self._stop:
             return None
         if self.budget.is_full and (num := self.room()):
             return self.claim(max(1, self.budget.memory.affords(num, self.element_bytes)))
@@ -237,8 +240,12 @@ class ReadAhead(ReadingClient):
         self.budget.offer(self)
         return None
 
+    def _is_enough(self) -> bool:
+        """Return true if there is what the consumer waits for, or no thread computes the rest."""
+        return self._ready.has(self.taken, self._num_awaited, is_all=not self._running)
+
     def _take_next(self) -> bool:
-        found = self._ready.pop(self.taken, None)
+        found = self._ready.take(self.taken, self._num_awaited)
         if found is not None:
             self.block, self._error, num_bytes = found
             self._drawn = len(self.block), num_bytes
@@ -311,7 +318,7 @@ class ReadAhead(ReadingClient):
                 seconds > QUICK_SECONDS and seconds > 2 * (budget.num_threads + 1) * cpu_seconds
             )
             budget.num_waits = budget.num_waits + 1 if size == 1 and waited else 0
-            budget.cpu_seconds += cpu_seconds
+            budget.computed(block.began + seconds, cpu_seconds)
             more = budget.num_waits == NUM_WAITS
         if more:
             if budget.tuning is not None:
@@ -332,22 +339,14 @@ class ReadAhead(ReadingClient):
             self._stop = min(self._stop, start + len(elements))
             self._returned = sorted([part for part in self._returned if part[0] < self._stop])
         if elements or error is not None:
-            self._ready[start] = _Ready(elements, error, num_bytes)
-            if start == self.taken:
+            self._ready.put(start, Ready(elements, error, num_bytes))
+            if self._is_enough():
                 self._filled.set()
         self.budget.draws.queue(self)  # the thread that has called this looks there next
 
 
 def _nothing(indices: range) -> Iterator[Any]:
     return iter(())
-
-
-class _Ready(NamedTuple):
-    """A block that was computed, the error that follows it, and what it takes."""
-
-    elements: list[Any]
-    error: BaseException | None
-    num_bytes: int
 
 
 class _Block:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import heapq
 import os
 import threading
 import time
@@ -19,6 +20,25 @@ from gristmill.core.exiting import end_thread_at_exit
 from gristmill.core.uninterrupted import uninterrupted
 
 _EXIT_SECONDS = 2.0  # beyond that, user code is taken to be stuck
+
+
+class ThreadNumbers:
+    """Gives each thread the smallest number that no other one has, from 0 on."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []  # a heap
+        self._num = 0  # of those that were given out, or are free
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._num += 1
+        return self._num - 1
+
+    def give_back(self, *numbers: int) -> None:
+        for number in numbers:
+            heapq.heappush(self._free, number)
+
 
 _running: dict[threading.Thread, Callable[[], None]] = {}
 

@@ -11,6 +11,7 @@ import pytest
 from computing_ahead import (  # noqa: F401
     DIRECT,
     Failing,
+    Gate,
     Watched,
     fails,
     no_threads_left,
@@ -117,6 +118,54 @@ class TestThreadsAndBlocks:
         for i, element in enumerate(stream(Watched(num, compute), 16, 500)):
             assert element == i
             assert len(working()) <= num_cpus
+
+    def test_threads_that_only_wait_for_a_cpu_end_and_come_back_for_reads(self, clock, monkeypatch):
+        monkeypatch.setattr(budget, "_cpus", lambda: 2)
+        monkeypatch.setattr(readahead, "_LONG_SECONDS", 30.0)
+
+        def compute(keys):
+            clock.now += 0.01
+            clock.now_cpu += 0.02 if keys[0] < 1000 else 0.0
+
+        source = Watched(2000, compute)
+        source.gate.open.clear()
+        it = stream(source, 16, 100)
+        it.start_prefetch()
+        wait_until(lambda: source.gate.num_busy == 16)
+        monkeypatch.setattr(budget, "_NUM_CPUS", 2)
+        source.gate.open.set()
+        assert it._gm_take(900) == [*range(900)]
+        wait_until(lambda: len(working()) == 3)
+        assert it._gm_take(600) == [*range(900, 1500)]
+        wait_until(lambda: len(working()) == 16)
+        assert list(it) == [*range(1500, 2000)]
+
+    @pytest.mark.parametrize(
+        ("failing", "buffer_size", "taken"), [(None, 100, 8), (5, 100, 5), (None, 8, 4)]
+    )
+    def test_a_consumer_that_wants_many_waits_once(
+        self, failing, buffer_size, taken, clock, monkeypatch
+    ):
+        monkeypatch.setattr(readahead, "_LATE_SECONDS", PATIENCE_SECONDS)
+        gate = Gate(taken - 1 if failing is None else taken + 1)
+
+        def compute(i):
+            clock.now += 0.001  # blocks do not grow
+            if i == failing:
+                raise ValueError(i)
+            return gate(i)
+
+        ahead = enrolled(lambda r: map(compute, r), 0, 100, 3, buffer_size, Budget())
+        ahead.budget.start()
+        with ThreadPoolExecutor(1) as pool:
+            elements = pool.submit(ahead.take, 8)
+            if failing is None:
+                wait_until(lambda: len(gate.seen) >= min(buffer_size, 20))
+                assert not elements.done()
+                gate.open.set()
+            assert elements.result() == [*range(taken)]
+            gate.open.set()
+        ahead.close()
 
     def test_fewer_threads_than_asked_for_do(self, monkeypatch):
         computing_ahead.scarce_threads(monkeypatch, 2)

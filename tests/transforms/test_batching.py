@@ -2,6 +2,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import platform
 import random
 import re
 from collections import OrderedDict, defaultdict, deque
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from programs import output
 from refusing import assert_raises
 
 from gristmill import BatchOperation, MapDataset, Record, RecordMetadata
@@ -378,6 +380,25 @@ def test_memory_is_reused_after_the_last_reference(keep):
         assert place not in [address(pool(SHAPE, FLOAT)) for _ in range(3)]
         gc.collect()
     assert address(pool(SHAPE, FLOAT)) == place
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc of glibc")
+def test_elements_of_later_batches_cost_no_page_faults(tmp_path):
+    code = """
+        import resource
+
+        import numpy as np
+
+        from gristmill.transforms.batching import BufferPool, stack
+
+        pool, faults = BufferPool(), []
+        for _ in range(16):
+            stack([np.ones((224, 224, 3), np.uint8) for _ in range(64)], pool)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        print(faults[-1] - faults[-9])
+    """
+    (num,) = output(tmp_path, code)
+    assert int(num) < 1000  # 8 batches have 18,000 pages of elements
 
 
 def test_jax_arrays_keep_their_values():
