@@ -150,6 +150,11 @@ def some_of_them(stage: DatasetNode) -> Length:
     return at_most(num_elements(stage._gm_parents[0]))
 
 
+def unknown_number(stage: DatasetNode) -> Length:
+    """Implement ``_gm_num_elements`` for stages whose elements have to be counted."""
+    return Unknown()
+
+
 def exact_length(stream: Any) -> int:
     """Return ``len(stream)``.
 

@@ -92,6 +92,7 @@ class MapDataset(
     _gm_moves_records = False
     _gm_has_one_epoch = False
     _gm_is_reshuffled = False  # whether every epoch has an order of its own
+    _gm_needs_whole = ""  # why it has no meaning over a part of its parent, in words
     # Whether some positions are in no part of the same kind.
     _gm_takes_a_part = False
 
@@ -260,6 +261,8 @@ class MapDataset(
         Raises:
             ValueError: this stage may be of such a kind.
         """
+        if self._gm_needs_whole:
+            raise not_over_a_part(self, self._gm_needs_whole)
         if len(self._gm_parents) != 1:
             raise not_over_a_part(self, "combines several datasets")
         new = super()._gm_over(replaced)
@@ -278,6 +281,9 @@ class BlockMapDataset(MapDataset[T]):
     """The base of our own stages, which define ``_gm_items``."""
 
     _reports: Reports | None = None  # takes faults that are tolerated, of a copy for one reader
+
+    def __init__(self, parents: object = ()) -> None:
+        self._gm_parents = as_parents(parents, MapDataset)
 
     @abc.abstractmethod
     def _gm_items(self, indices: Indices) -> Iterator[Any]: ...
@@ -347,9 +353,12 @@ class ReindexMapDataset(BlockMapDataset[T]):
         return None
 
     @property
-    @abc.abstractmethod
     def _limit(self) -> int:
-        """Up to this magnitude of an index all arithmetic of ``_reindex`` stays within int64."""
+        """Up to this magnitude of an index all arithmetic of ``_reindex`` stays within int64; by
+        default where the parent's index is in the same epoch.
+        """
+        length = len(self)
+        return max(2**62 - length, length - 1)
 
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         try:

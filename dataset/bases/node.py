@@ -350,11 +350,6 @@ def random_seed(stage: DatasetNode, seed: int | None, name: str, *, bits: int | 
     return int(default)
 
 
-def tolerance_of(ds: DatasetNode) -> Any:
-    """Returns which faults of upstream stages ``ds`` skips; ``None``: no faults."""
-    return ds._gm_tolerance
-
-
 def tolerances(ds: DatasetNode) -> list[Any]:
     """Returns the tolerances of ``ds`` and everything upstream."""
     return [node._gm_tolerance for node in ancestors(ds) if node._gm_tolerance is not None]

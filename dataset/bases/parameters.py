@@ -109,6 +109,12 @@ class Parameters(Value):
         vars(self).update(values)
 
 
+class FunctionParameters(Parameters):
+    """Parameters of a stage that calls a user's function of each element."""
+
+    transform: Any = field(is_function=True)
+
+
 class Described(Parameters):
     """Parameters that are part of descriptions, and of no text."""
 

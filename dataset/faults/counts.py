@@ -84,14 +84,12 @@ class Choice(dict[str, Any]):
         return Choice, (dict(self), self.skipped)
 
 
-def num_faults(choice: Mapping[str, Any], stage: int) -> int:
-    """Return how many faults of a stage are counted in a recorded choice."""
+def num_faults(choice: Mapping[str, Any], stage: int | None = None) -> int:
+    """Return how many faults of a stage, or of all, are counted in a recorded choice."""
     entries = choice.get("faults")
-    return (
-        1
-        if entries is None
-        else sum([entry[2] for entry in entries if entry[0] == stage and len(entry) == 3])
-    )
+    if entries is None:
+        return 1
+    return sum([num for at, _, num, *rest in entries if stage in (None, at) and not rest])
 
 
 def skipped_of(choice: Mapping[str, Any], stage: int) -> tuple[Skipped, ...]:
@@ -270,13 +268,7 @@ def _in_record(record: object) -> tuple[int, int]:
     if type(record) is not list:
         return 0, 0  # draws of a mixture
     num, choices = record
-    entries = [choice.get("faults") for _, choice in choices if isinstance(choice, Mapping)]
-    return num, sum(
-        [
-            1 if found is None else sum([row[2] for row in found if len(row) == 3])
-            for found in entries
-        ]
-    )
+    return num, sum([num_faults(choice) for _, choice in choices if isinstance(choice, Mapping)])
 
 
 def latest(recent: Iterable[Skipped]) -> tuple[Fault, ...]:

@@ -14,7 +14,7 @@ from gristmill.core.state import plain_counts, shown, state_count, state_field
 from gristmill.dataset.ahead.kept import without_blocks
 from gristmill.dataset.bases.items import item
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, ReindexMapDataset
-from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent, tolerance_of
+from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records
@@ -64,7 +64,7 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
         self.stages = tolerating(parent)
         self.known = KnownOutcomes()
         self.reports = Reports()
-        self._numbers = {tolerance_of(stage).limits.number for stage in self.stages}
+        self._numbers = {stage._gm_tolerance.limits.number for stage in self.stages}
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> OutcomesMapDataset:
         new = OutcomesMapDataset(replaced(self._gm_parent))
@@ -149,7 +149,7 @@ def tolerating(ds: DatasetNode) -> list[Any]:
     return [
         node
         for node in ancestors(ds)
-        if tolerance_of(node) is not None and isinstance(node, MapDataset)
+        if node._gm_tolerance is not None and isinstance(node, MapDataset)
     ]
 
 
@@ -183,7 +183,7 @@ class ReadOutcomes(Read):
         self.outcomes = OutcomesMapDataset(ds)
         super().__init__(stage, self.outcomes)
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
-        self.tolerances = [tolerance_of(node) for node in self.outcomes.stages]
+        self.tolerances = [node._gm_tolerance for node in self.outcomes.stages]
         self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self.tolerances)}
         pairs = [(node, num) for node in self.outcomes.stages for num in (1, len(ds))]
         self._is_even = all([num_drawn(ds, node, num) == num for node, num in pairs])

@@ -8,6 +8,7 @@ from typing import Any
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_counts, shown
 from gristmill.dataset.bases.node import tolerances
+from gristmill.dataset.engine.stream import Pos, Stream
 from gristmill.dataset.faults.budget import Limits
 from gristmill.dataset.faults.counts import Faults, FaultTotals, fault_totals
 from gristmill.dataset.states.values import copied
@@ -28,12 +29,11 @@ class ShardFaults:
         self._limits: list[Limits] = [tolerance.limits for tolerance in tolerances(ds)]
         self._is_common = is_common
 
-    def __bool__(self) -> bool:
-        return bool(self._limits)
-
-    def found_in(self, state: object) -> tuple[Faults, ...]:
-        """Return the counts in a state of what delivers the elements of the shard."""
-        found = [*fault_totals(state)]
+    def found_at(self, stream: Stream, pos: Pos) -> tuple[Faults, ...]:
+        """Return the counts at a position of the stream that delivers the elements of the shard."""
+        if not self._limits:
+            return ()
+        found = [*fault_totals(stream.save(pos))]
         return tuple([self._joined(limits, _of_step(found, limits)) for limits in self._limits])
 
     def _joined(self, limits: Limits, lanes: Sequence[FaultTotals]) -> Faults:
@@ -46,9 +46,11 @@ class ShardFaults:
         recent = [skipped for totals in lanes for skipped in totals.recent]
         return Faults({"total": total, "tried": tried}, limits, tuple(recent))
 
-    def put_into(self, state: object, counts: Sequence[Faults]) -> Any:
-        """Return such a state, taken where the counts were, that continues with ``counts``."""
-        state = copied(state)
+    def with_counts(self, stream: Stream, pos: Pos, counts: Sequence[Faults]) -> Pos:
+        """Return such a position, reached where the counts were, that continues with ``counts``."""
+        if not self._limits:
+            return pos
+        state = copied(stream.save(pos))
         found = [*fault_totals(state)]
         for before, limits in zip(counts, self._limits, strict=True):
             lanes = _of_step(found, limits)
@@ -61,7 +63,7 @@ class ShardFaults:
                 total = -(-total * own // tried)
             for i, totals in enumerate(lanes):
                 totals.faults["total"] = total if i == 0 or self._is_common else 0
-        return state
+        return stream.load(state)
 
     def load(self, found: object, owner: object) -> tuple[Faults, ...]:
         """Return the counts in a state of the shard; zeros for ``None``.
@@ -69,6 +71,8 @@ class ShardFaults:
         Raises:
             StateMismatchError: these are no counts.
         """
+        if not self._limits:
+            return ()
         counts = [(0, 0)] * len(self._limits) if found is None else self._parsed(found, owner)
         pairs = zip(counts, self._limits, strict=True)
         return tuple(
@@ -77,6 +81,8 @@ class ShardFaults:
 
     def merged(self, states: Sequence[Any], owner: object) -> list[dict[str, int]]:
         """Return the counts of all shards in one."""
+        if not self._limits:
+            return []
         parsed = [
             self._parsed(state["faults"], owner)
             for state in states

@@ -112,21 +112,9 @@ class TolerateMapDataset(BlockMapDataset[T]):
     _gm_parameters: TolerateParameters
     _gm_gives_outcomes = False  # a copy returns an ``Outcome`` where something failed
 
-    def __init__(
-        self,
-        parent: Any,
-        errors: Any,
-        max_rate: float | None,
-        max_total: int | None,
-        max_consecutive: int | None,
-        retries: int,
-        backoff_seconds: float,
-        then: str,
-        log: Any,
-    ) -> None:
+    def __init__(self, parent: object, parameters: TolerateParameters) -> None:
         super().__init__(parent)
-        given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
-        self._gm_parameters = TolerateParameters(*given)
+        self._gm_parameters = parameters
         self._gm_drops = self._gm_parameters.then == "skip"
         self._gm_tolerance = self._gm_parameters.tolerance_of(self)
         default = self._gm_default_seed
@@ -298,21 +286,9 @@ class TolerateIterDataset(IterDataset[T]):
     _tracing: Tracing | None = None  # of a pipeline that is explained
     _gm_parameters: TolerateParameters
 
-    def __init__(
-        self,
-        parent: object,
-        errors: Any,
-        max_rate: float | None,
-        max_total: int | None,
-        max_consecutive: int | None,
-        retries: int,
-        backoff_seconds: float,
-        then: str,
-        log: Any,
-    ) -> None:
+    def __init__(self, parent: object, parameters: TolerateParameters) -> None:
         super().__init__(parent)
-        given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
-        self._gm_parameters = TolerateParameters(*given)
+        self._gm_parameters = parameters
         if self._gm_parameters.then == "replace":
             raise ValueError(
                 "then='replace' needs a MapDataset, which has elements at other indices: call"

@@ -115,10 +115,6 @@ class NumberedLaneMapDataset(ReindexMapDataset[T]):
     def __len__(self) -> int:
         return self._length
 
-    @property
-    def _limit(self) -> int:
-        return 2**63 - 1
-
     def _reindex(self, index: Any) -> Any:
         return (index - self._index) // self._num_lanes
 

@@ -8,7 +8,6 @@ import abc
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from gristmill.core.indices import Indices
@@ -20,6 +19,7 @@ from gristmill.dataset.mixtures.selection import (
     SelectionWithProportionsMap,
     components_of,
     select_singly,
+    shares_of,
 )
 
 _BLOCK = 1024  # positions that are looked at together
@@ -176,22 +176,6 @@ class SchedulePlan(Plan):
     def in_lane(self, num_lanes: int) -> Plan:
         schedule = self.schedule.in_lane(num_lanes)
         return self if schedule is self.schedule else SchedulePlan(self.names, schedule)
-
-
-def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
-    """Return the components to read and the indices to read of each, for elements ``inner[i]`` of
-    ``components[i]``.
-    """
-    shares: dict[int, list[int]] = {}
-    places = []
-    for component, index in zip(components, inner, strict=True):
-        share = shares.setdefault(component, [])
-        places.append(len(share))
-        share.append(index)
-    starts = dict(zip(shares, accumulate(map(len, shares.values()), initial=0), strict=False))
-    return list(shares.items()), [
-        starts[component] + place for component, place in zip(components, places, strict=True)
-    ]
 
 
 def plan_of(description: object) -> Plan:

@@ -370,15 +370,24 @@ def select_singly(selection_map: object, indices: Indices) -> Selected:
     """Return the reads for a block, computed by a user's selection map, which handles single
     indices only.
     """
+    chosen = [selected(selection_map, i) for i in as_ints(indices)]
+    return shares_of([component for component, _ in chosen], [inner for _, inner in chosen])
+
+
+def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
+    """Return the components to read and the indices to read of each, for elements ``inner[i]`` of
+    ``components[i]``.
+    """
     shares: dict[int, list[int]] = {}
-    chosen = []
-    for i in as_ints(indices):
-        component, inner = selected(selection_map, i)
+    places = []
+    for component, index in zip(components, inner, strict=True):
         share = shares.setdefault(component, [])
-        chosen.append((component, len(share)))
-        share.append(inner)
+        places.append(len(share))
+        share.append(index)
     starts = dict(zip(shares, accumulate(map(len, shares.values()), initial=0), strict=False))
-    return list(shares.items()), [starts[component] + place for component, place in chosen]
+    return list(shares.items()), [
+        starts[component] + place for component, place in zip(components, places, strict=True)
+    ]
 
 
 def selected(selection_map: Any, index: int) -> tuple[int, int]:

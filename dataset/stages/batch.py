@@ -58,7 +58,7 @@ class BatchMapDataset(BlockMapDataset[T]):
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         batch_size: int,
         *,
         drop_remainder: bool = False,
@@ -66,13 +66,13 @@ class BatchMapDataset(BlockMapDataset[T]):
     ) -> None:
         super().__init__(parent)
         self._gm_parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
-        sparse = dropping_steps(parent)
+        sparse = dropping_steps(self._gm_parent)
         if sparse:
             raise ValueError(
                 f"cannot batch after {sparse[0]}: it may drop elements, and batches by index"
                 " would have holes. Call to_iter_dataset() before batch()."
             )
-        self._parent_length = len(parent)
+        self._parent_length = len(self._gm_parent)
         whole, rest = divmod(self._parent_length, self._gm_parameters.batch_size)
         self._length = whole if self._gm_parameters.drop_remainder or not rest else whole + 1
         self._batch_size = self._gm_parameters.batch_size

@@ -48,18 +48,18 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
     _gm_moves_records = _gm_is_reshuffled = _gm_reads_blocks = True
 
     def __init__(
-        self, parent: Any, block_size: int = 256, *, group_size: int = 512, seed: int | None = None
+        self,
+        parent: object,
+        block_size: int = 256,
+        *,
+        group_size: int = 512,
+        seed: int | None = None,
     ) -> None:
         super().__init__(parent)
         seed = random_seed(self, seed, "block_shuffle", bits=32)
         self._gm_parameters = BlockShuffleParameters(block_size, group_size, seed)
         self._order = _Order(0, self._gm_parameters)
         self._gm_mixes_over = self._gm_parameters.block_size * self._gm_parameters.group_size
-
-    @property
-    def _limit(self) -> int:
-        length = len(self)
-        return max(2**62 - length, length - 1)
 
     def _current_order(self) -> _Order:
         length = len(self._gm_parents[0])

@@ -16,7 +16,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, at_most, num_elements
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
 from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import field
@@ -77,10 +77,11 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
     _gm_parameters: MapBucketParameters
     _gm_makes_batches = True
     _gm_shared_by_threads = ("_lengths", "_plan")
+    _gm_needs_whole = "knows the lengths of all elements"
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         lengths: Any,
         boundaries: int | Sequence[int],
         max_tokens: int | None = None,
@@ -95,7 +96,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         shard_options: ShardOptions | None = None,
     ) -> None:
         super().__init__(parent)
-        if sparse := dropping_steps(parent):
+        if sparse := dropping_steps(self._gm_parent):
             raise ValueError(
                 f"cannot batch after {sparse[0]}: it may drop elements, and batches by index"
                 " would have holes. Call to_iter_dataset() before bucket_batch(), with a function"
@@ -110,7 +111,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         shard = NoSharding() if shard_options is None else shard_options
         if not isinstance(shard, ShardOptions):
             raise TypeError(f"shard_options must be a ShardOptions, got {shown(shard)}")
-        self._lengths = found = _lengths_of(base_of(parent), lengths)
+        self._lengths = found = _lengths_of(base_of(self._gm_parent), lengths)
         limits = _boundaries(found, boundaries, max_tokens, on_long, shard.shard_count)
         sizes = check_batch_sizes(limits, max_tokens, batch_sizes, num_shards=shard.shard_count)
         has_seed = seed is not None or self._gm_default_seed is not None
@@ -119,7 +120,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         self._gm_parameters = given = MapBucketParameters(*common, found, window, seed, shard)
         self._padding = self._gm_parameters.padding()
         self._plan = BucketPlan(
-            parent,
+            self._gm_parent,
             found,
             limits,
             given.batch_sizes,
@@ -178,9 +179,6 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
     def _element_spec(self) -> Any:
         given = self._gm_parameters
         return given.spec(self._padding, spec_of(self._gm_parent), given.shard_options.shard_count)
-
-    def _gm_over(self, replaced: Callable[[Any], Any]) -> BucketBatchMapDataset[T]:
-        raise not_over_a_part(self, "knows the lengths of all elements")
 
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         self._check_not_empty(len(self), indices[:1])

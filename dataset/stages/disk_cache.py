@@ -68,7 +68,7 @@ class DiskCache:
         parameters: of the stage.
     """
 
-    def __init__(self, parent: Any, parameters: DiskCacheParameters) -> None:
+    def __init__(self, parent: DatasetNode, parameters: DiskCacheParameters) -> None:
         description = described_pipeline(parent)
         text = json.dumps(description, sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -166,13 +166,15 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
     _gm_is_rebuilt = True
 
     def __init__(
-        self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False
+        self, parent: object, path: Any, max_bytes: int | None = None, freeze: bool = False
     ) -> None:
         super().__init__(parent)
         self._gm_parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
-        check_no_draws(parent, self._gm_parameters, is_stream=False)
-        self._cache = DiskCache(parent, self._gm_parameters)
-        self._keeps_nones = not tolerances(parent)  # else faults would be counted once only
+        check_no_draws(self._gm_parent, self._gm_parameters, is_stream=False)
+        self._cache = DiskCache(self._gm_parent, self._gm_parameters)
+        self._keeps_nones = not tolerances(
+            self._gm_parent
+        )  # else faults would be counted once only
 
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         length = len(self)

@@ -59,12 +59,12 @@ class DiskCacheIterDataset(IterDataset[T]):
     _gm_num_elements = same_number
 
     def __init__(
-        self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False
+        self, parent: object, path: Any, max_bytes: int | None = None, freeze: bool = False
     ) -> None:
         super().__init__(parent)
         self._gm_parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
-        check_no_draws(parent, self._gm_parameters, is_stream=True)
-        self._cache: DiskCache | None = DiskCache(parent, self._gm_parameters)
+        check_no_draws(self._gm_parent, self._gm_parameters, is_stream=True)
+        self._cache: DiskCache | None = DiskCache(self._gm_parent, self._gm_parameters)
 
     def _gm_over(self, replaced: Any) -> Any:
         new = super()._gm_over(replaced)

@@ -16,7 +16,7 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
-from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.length import unknown_number
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, only_parent, tolerances
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
@@ -102,10 +102,7 @@ class Batches(Stream):
     def _move_to(self, cell: Cell, index: int) -> None:
         """Note that the pipeline is after an output, which ended at ``index``."""
         self._inner_pos = pos = self.inner.settle()
-        self._at = cell.pos = (
-            index,
-            (self.faults.found_in(self._stream.save(pos)) if self.faults else ()),
-        )
+        self._at = cell.pos = index, self.faults.found_at(self._stream, pos)
 
     def _num_left(self, pos: Pos) -> int:
         return max(0, self.length - int(pos[0])) // self.size
@@ -123,9 +120,8 @@ class Batches(Stream):
             raise ValueError(f"{self} is closed")
         if self._at != pos:
             start = self._start_of(pos[0])
-            if self.faults:
-                start = self._stream.load(self.faults.put_into(self._stream.save(start), pos[1]))
-            self._inner_pos, self._at = start, pos
+            self._inner_pos = self.faults.with_counts(self._stream, start, pos[1])
+            self._at = pos
         return self._stream.run(self.inner.at(self._inner_pos))
 
     def _opened(self, index: int) -> DatasetIterator[Any]:
@@ -177,7 +173,7 @@ class Batches(Stream):
     def save(self, pos: Pos) -> Any:
         index, faults = pos
         state: dict[str, Any] = {"global_next_index": index}
-        return {**state, "faults": copied([*faults])} if self.faults else state
+        return {**state, "faults": copied([*faults])} if faults else state
 
     def load(self, state: Any) -> Pos:
         value = state_field(state, "global_next_index", self)
@@ -189,8 +185,7 @@ class Batches(Stream):
                 f"global_next_index in the state of {self} must be in [0, {end}), for a dataset of"
                 f" length {self.length}, got {shown(value)}"
             )
-        faults = self.faults.load(state.get("faults"), self) if self.faults else ()
-        self._cell, self._pos = None, (index, faults)
+        self._cell, self._pos = None, (index, self.faults.load(state.get("faults"), self))
         return self._pos
 
     def merge(self, states: Any) -> Any:
@@ -203,7 +198,8 @@ class Batches(Stream):
                 f" changes, got {sorted(positions)}"
             )
         merged: dict[str, Any] = {"global_next_index": positions.pop()}
-        return {**merged, "faults": self.faults.merged(states, self)} if self.faults else merged
+        faults = self.faults.merged(states, self)
+        return {**merged, "faults": faults} if faults else merged
 
     # Resources.
 
@@ -260,11 +256,9 @@ class SparseBatches(Batches):
         it = self._steps(index).__iter__()
         steps = it._gm_engine
         assert isinstance(steps, StepsOfWorker)
-        here = Cell(steps.start())
-        if self.faults:
-            here.go_to(steps.load(self.faults.put_into(steps.save(here.pos), faults)))
+        here = Cell(self.faults.with_counts(steps, steps.start(), faults))
         steps.pass_step(here)
-        found = self.faults.found_in(steps.save(here.pos)) if self.faults else ()
+        found = self.faults.found_at(steps, here.pos)
         it.close()
         cell.pos = steps.index_in_dataset(here.pos), found
 
@@ -283,6 +277,8 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
     Several workers take the steps in turn, each of them looks for all of them.
     """
 
+    _gm_num_elements = unknown_number  # which elements there are is looked up
+
     def __init__(
         self,
         ds: MapDataset[Any],
@@ -298,9 +294,6 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
         self._shard = shard
         self._start = start
         self._slice = slice(0, None, 1)
-
-    def _gm_num_elements(self) -> Length:
-        return Unknown()  # which elements there are is looked up
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         del sequential_slice

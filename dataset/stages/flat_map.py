@@ -13,7 +13,7 @@ from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.length import unknown_number
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import Parameters, field
@@ -77,7 +77,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     # way. A thread that uses it takes it away from the others.
     _memo: tuple[int, _Items] | None
 
-    def __init__(self, parent: Any, transform: FlatMap) -> None:
+    def __init__(self, parent: object, transform: FlatMap) -> None:
         super().__init__(parent)
         if not isinstance(transform, FlatMap):
             raise TypeError(
@@ -198,15 +198,13 @@ class FlatMapIterDataset(IterDataset[T]):
         ['a', 'b', 'c']
     """
 
+    _gm_num_elements = unknown_number  # the transformation decides it
     _gm_parameters: StreamFlatMapParameters
 
-    def __init__(self, parent: object, transform: Any, *, with_nones: bool = False) -> None:
+    def __init__(self, parent: object, transform: object, *, with_nones: bool = False) -> None:
         super().__init__(parent)
         self._gm_parameters = StreamFlatMapParameters(transform, with_nones)
         transform_function(transform, FlatMap, "flat_map")
-
-    def _gm_num_elements(self) -> Length:
-        return Unknown()  # the transformation decides it
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         given = self._gm_parameters
@@ -233,7 +231,7 @@ def _split(fn: Callable[[Any], Any], transform: object, x: object) -> list[Any]:
 class FlatMapFunction(FlatMap):
     """A function as a ``FlatMap``, under its own name."""
 
-    def __init__(self, transform: Any, max_fan_out: Any) -> None:
+    def __init__(self, transform: object, max_fan_out: Any) -> None:
         self._transform = transform
         self._fn = transform_function(transform, FlatMap, "flat_map")
         self.max_fan_out = max_fan_out

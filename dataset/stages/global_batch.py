@@ -68,6 +68,7 @@ class GlobalBatchParameters(Parameters):
 
     def __post_init__(self) -> None:
         size, given = check_batch_size(self.batch_size), vars(self)["num_lanes"]
+        shard = vars(self)["shard_options"]  # ``None``: a single host
         num_lanes = (
             min(_MAX_DEFAULT_LANES, size & -size)
             if given is None
@@ -76,6 +77,7 @@ class GlobalBatchParameters(Parameters):
         self._replace(
             batch_size=size,
             num_lanes=num_lanes,
+            shard_options=NoSharding() if shard is None else shard,
             agree_every=as_int("agree_every", self.agree_every, minimum=1),
         )
         if not isinstance(self.shard_options, ShardOptions):
@@ -221,33 +223,9 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     _gm_parameters: GlobalBatchParameters
 
-    def __init__(
-        self,
-        parent: object,
-        batch_size: int,
-        num_lanes: int | None = None,
-        shard_options: ShardOptions | None = None,
-        workers: WorkerOptions | None = None,
-        end: End = "drop",
-        agree: Callable[..., int] | None = None,
-        agree_every: int = 16,
-        batch_fn: Callable[[list[Any]], Any] | None = None,
-        worker_init_fn: Callable[[int, int], Any] | None = None,
-    ) -> None:
+    def __init__(self, parent: object, parameters: GlobalBatchParameters) -> None:
         super().__init__(parent)
-        shard = NoSharding() if shard_options is None else shard_options
-        given: Any = (
-            batch_size,
-            num_lanes,
-            shard,
-            workers,
-            end,
-            agree,
-            agree_every,
-            batch_fn,
-            worker_init_fn,
-        )
-        self._gm_parameters = parameters = GlobalBatchParameters(*given)
+        self._gm_parameters = parameters
         for node in ancestors(parent):
             if isinstance(node, MultiprocessPrefetchIterDataset):
                 raise ValueError(
@@ -255,30 +233,32 @@ class GlobalBatchIterDataset(IterDataset[T]):
                     " of their own. Leave that out, and give workers=MultiprocessingOptions(...)"
                     " to global_batch"
                 )
-        _check_roots(parent, parameters.num_lanes)
-        repeats = end == "repeat" and not isinstance(num_elements(parent), Infinite)
+        _check_roots(self._gm_parent, parameters.num_lanes)
+        repeats = parameters.end == "repeat" and not isinstance(num_elements(parent), Infinite)
         lanes: IterDataset[Part] = LaneRowsIterDataset(
             RepeatIterDataset(parent) if repeats else parent,
             parameters.lanes,
             parameters.num_lanes,
             parameters.rows_per_lane,
-            stacks=batch_fn is None,
-            pads=end == "pad",
+            stacks=parameters.batch_fn is None,
+            pads=parameters.end == "pad",
         )
         self._rows: IterDataset[Part] = lanes
+        workers, init_fn = parameters.workers, parameters.worker_init_fn
         if workers is not None and workers.num_workers == "auto":
             workers = replace(workers, num_lanes=parameters.num_parts)
-            made: Any = MultiprocessPrefetchIterDataset(lanes, workers, worker_init_fn, True)
+            made: Any = MultiprocessPrefetchIterDataset(lanes, workers, init_fn, True)
             self._rows = made.divided_by_lanes(False)
         elif workers is not None:
-            self._rows = lanes.mp_prefetch(workers, worker_init_fn, sequential_slice=True)
-        if parameters.shard_options.shard_count > 1 and agree is None and not self.is_computed:
+            self._rows = lanes.mp_prefetch(workers, init_fn, sequential_slice=True)
+        has_others = parameters.shard_options.shard_count > 1
+        if has_others and parameters.agree is None and not self.is_computed:
             stage, lane = self._unsteady
             raise ValueError(
-                f"agree must be given with several hosts and end={end!r}, since {stage} makes it"
-                f" unknown how many elements lane {lane} has: all hosts have to end at the same"
-                " step. Pass agree=gristmill.checkpoint.agree_jax (or agree_torch, or a function"
-                " of yours), or end='repeat'"
+                f"agree must be given with several hosts and end={parameters.end!r}, since {stage}"
+                f" makes it unknown how many elements lane {lane} has: all hosts have to end at"
+                " the same step. Pass agree=gristmill.checkpoint.agree_jax (or agree_torch, or a"
+                " function of yours), or end='repeat'"
             )
 
     @cached
@@ -368,17 +348,10 @@ class GlobalBatchIterDataset(IterDataset[T]):
         given = self._gm_parameters
         batch_fn = partial(_grouped, batch_function(given.batch_fn))
         agree = None if given.agree is None else _own_number
-        steps: IterDataset[Any] = GlobalBatchIterDataset(
-            tracing.of(self._gm_parent),
-            given.batch_size,
-            given.num_lanes,
-            given.shard_options,
-            None,
-            given.end,
-            agree,
-            1,
-            batch_fn,
+        traced = given.replaced(
+            workers=None, agree=agree, agree_every=1, batch_fn=batch_fn, worker_init_fn=None
         )
+        steps: IterDataset[Any] = GlobalBatchIterDataset(tracing.of(self._gm_parent), traced)
         return steps.map(_without_padding) if given.end == "pad" else steps
 
     def __iter__(self) -> DatasetIterator[T]:
@@ -405,7 +378,7 @@ def _without_padding(step: tuple[Traced, Any]) -> Traced:
     return Traced(lambda: (batch.value, is_there), rows, True)
 
 
-def _check_roots(parent: Any, num_lanes: int) -> None:
+def _check_roots(parent: IterDataset[Any], num_lanes: int) -> None:
     """Refuses a pipeline of which some lane would have nothing: a root is shorter than the number
     of lanes.
     """

@@ -67,7 +67,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         options: WorkerOptions,
         worker_init_fn: Callable[[int, int], Any] | None = None,
         sequential_slice: bool = False,
@@ -84,12 +84,12 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         self._gm_parameters = MultiprocessPrefetchParameters(
             options, worker_init_fn, self._sequential_slice
         )
-        check_no_workers(str(self), parent)
+        check_no_workers(str(self), self._gm_parent)
         self._num_lanes = lanes_of(options)
         # Without ``num_lanes`` the stream is Grain's.
         self._by_lanes = options.num_lanes is not None
         # raises if that is impossible
-        slice_pipeline(parent, 0, self._num_lanes, sequential=self._sequential_slice)
+        slice_pipeline(self._gm_parent, 0, self._num_lanes, sequential=self._sequential_slice)
 
     def _gm_num_elements(self) -> Length:
         return num_elements_of_shares(

@@ -105,7 +105,7 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         num_threads: NumberOrAuto,
         buffer_size: int,
         sequential_slice: bool = False,
@@ -120,7 +120,7 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
         )
         self._gm_parameters = self._given
         # raises if that is impossible
-        slice_pipeline(parent, 0, self._num_threads, sequential=self._sequential_slice)
+        slice_pipeline(self._gm_parent, 0, self._num_threads, sequential=self._sequential_slice)
 
     def _gm_num_elements(self) -> Length:
         return num_elements_of_shares(self._gm_parent, self._num_threads, self._sequential_slice)

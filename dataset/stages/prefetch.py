@@ -141,7 +141,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
     _gm_keeps_indices = True
     _gm_is_rebuilt = True
 
-    def __init__(self, parent: Any, tracing: Tracing, with_nones: bool) -> None:
+    def __init__(self, parent: MapDataset[Any], tracing: Tracing, with_nones: bool) -> None:
         super().__init__(parent)
         part = deciding_part(parent)
         self._tracing, self._with_nones = tracing, with_nones

@@ -51,12 +51,12 @@ class RepeatMapDataset(ReindexMapDataset[T]):
     _gm_parameters: RepeatParameters
 
     def __init__(
-        self, parent: Any, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
+        self, parent: object, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
     ) -> None:
         super().__init__(parent)
         self._gm_parameters = RepeatParameters(num_epochs, bool(reseed_each_epoch))
         self._reseed = self._gm_parameters.reseed_each_epoch
-        self._parent_length = len(parent)
+        self._parent_length = len(self._gm_parent)
         if self._parent_length >= sys.maxsize:
             raise ValueError(f"cannot repeat {parent}: it is endless already")
         times = self._gm_parameters.num_epochs
@@ -80,10 +80,6 @@ class RepeatMapDataset(ReindexMapDataset[T]):
 
     def _reindex_range(self, indices: range) -> Indices | None:
         return indices if self._reseed else None
-
-    @property
-    def _limit(self) -> int:
-        return 2**63 - 1
 
     def _reindex(self, index: Any) -> Any:
         if self._reseed:

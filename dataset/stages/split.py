@@ -19,7 +19,7 @@ from gristmill.core.locks import Lock
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset, not_over_a_part
+from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.errors.context import add_error_context
 
@@ -168,6 +168,7 @@ class SplitMapDataset(ReindexMapDataset[T]):
 
     _gm_parameters: SplitParameters
     _gm_shared_by_threads = ("_assignment",)
+    _gm_needs_whole = "selects elements by their position"
 
     def __init__(
         self,
@@ -191,9 +192,6 @@ class SplitMapDataset(ReindexMapDataset[T]):
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
         return {**super()._gm_described_parameters, "has_keys": self._gm_parameters.by is not None}
-
-    def _gm_over(self, replaced: Callable[[Any], Any]) -> SplitMapDataset[T]:
-        raise not_over_a_part(self, "selects elements by their position")
 
     @property
     def _limit(self) -> int:

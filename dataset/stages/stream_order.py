@@ -320,11 +320,11 @@ class StreamOrderIterDataset(IterDataset[T]):
     _element_spec = spec_of_first_parent
     _gm_num_elements = same_number
 
-    def __init__(self, parent: Any, workers: Workers) -> None:
+    def __init__(self, parent: object, workers: Workers) -> None:
         super().__init__(parent)
         self._gm_parameters = StreamOrderParameters(workers)
         self._workers = workers
-        self._divided_part = DividedPart(parent)
+        self._divided_part = DividedPart(self._gm_parent)
         self._by_workers = workers(self._divided_part.by_workers(0))
 
     @property
