@@ -96,7 +96,7 @@ def _in_lanes(
     return _by_workers(ds, options, worker_init_fn, by_lanes=False)
 
 
-def _warn_of_small_groups(ds: object, batch_size: Any) -> None:
+def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
     from gristmill.dataset.bases.node import ancestors
 
     for node in ancestors(ds):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.core.seeds import check_seed
 from gristmill.dataset.bases.epochs import any_pair, keeps_records, may_hold_twice
-from gristmill.dataset.bases.map import NotOverAPartError, ReindexMapDataset
+from gristmill.dataset.bases.map import MapDataset, NotOverAPartError, ReindexMapDataset
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.repeat import RepeatMapDataset
 from gristmill.dataset.stages.split import (
@@ -138,7 +138,9 @@ class _Splitter:
             reason = f"it is endless. {_REMEDY}"
         raise ValueError(f"cannot split {ds!s:.200}: {reason}")
 
-    def _steps_from_parents(self, ds: Any, behind: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _steps_from_parents(
+        self, ds: MapDataset[Any], behind: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
         """Returns the stages by which elements of each parent become those that have keys; ``None``
         if there is no such way.
         """
@@ -149,7 +151,7 @@ class _Splitter:
         )
         return (ds, *behind) if is_one_of_one else None
 
-    def _split_here(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:
+    def _split_here(self, ds: MapDataset[Any], behind: tuple[Any, ...]) -> dict[str, Any]:
         self._split.append(ds)
         shares = list(self._shares.values())
         if self._by is None:
@@ -172,7 +174,7 @@ _REMEDY = "Split before that step"
 _OR_BY = f"{_REMEDY}, or pass by=, a function of an element that returns which record it is"
 
 
-def _can_be_over_parts(ds: Any) -> bool:
+def _can_be_over_parts(ds: MapDataset[Any]) -> bool:
     if not ds._gm_parents:
         return False
     try:

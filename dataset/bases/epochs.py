@@ -54,14 +54,14 @@ def part_that_changes(ds: object) -> Any | None:
     return None
 
 
-def are_parallel(ds: DatasetNode, other: Any) -> bool:
+def are_parallel(ds: DatasetNode, other: DatasetNode) -> bool:
     """True if both have the same records of one dataset, in the same order."""
     root, positions = _positions(ds)
     other_root, other_positions = _positions(other)
     return root is other_root and positions == other_positions
 
 
-def may_share_records(ds: Any, other: Any) -> bool:
+def may_share_records(ds: DatasetNode, other: DatasetNode) -> bool:
     """True if both may have a record. The objects decide: two sources that read the same files are
     two.
     """

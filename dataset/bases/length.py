@@ -54,7 +54,7 @@ def num_elements(ds: Any) -> Length:
     return length
 
 
-def dataset_length(ds: Any) -> Length:
+def dataset_length(ds: object) -> Length:
     """Returns how many elements ``ds`` delivers, as known from its stages without reading any.
 
     ``Exact(num)``: that many; ``len`` of a stream gives it then. ``AtMost(num)``: that many or

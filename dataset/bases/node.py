@@ -284,15 +284,13 @@ def as_parents(parents: object, *kinds: type) -> tuple[Any, ...]:
     return found
 
 
-def parents_of(node: Any) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = node._gm_parents
-    return found
+def parents_of(node: Node) -> tuple[Any, ...]:
+    return node._gm_parents
 
 
 def upstream_for_observers(node: DatasetNode) -> Sequence[Any]:
     """Returns the inputs that an observer counts together with a dataset or iterator."""
-    found: Sequence[Any] = node._gm_observed_upstream
-    return found
+    return node._gm_observed_upstream
 
 
 class NoSingleParentError(ValueError, AttributeError):
@@ -301,7 +299,7 @@ class NoSingleParentError(ValueError, AttributeError):
     """
 
 
-def only_parent(node: Any) -> Any:
+def only_parent(node: Node) -> Any:
     if len(node._gm_parents) != 1:
         raise NoSingleParentError(
             f"{node._gm_class_name} must have exactly one parent here, it has"
@@ -318,7 +316,7 @@ def default_seed(dataset: DatasetNode) -> np.uint32 | None:
     return np.uint32(derive_seed(entropy)) if entropy else None
 
 
-def seed_entropy(dataset: Any) -> list[int]:
+def seed_entropy(dataset: DatasetNode) -> list[int]:
     """Returns the seeds nearest upstream and the distance of each in stages:
     ``[seed, steps, seed, steps, …]``.
 
@@ -328,7 +326,7 @@ def seed_entropy(dataset: Any) -> list[int]:
     entropy: list[int] = []
     level, steps = [dataset], 0
     while level:
-        above = []
+        above: list[DatasetNode] = []
         for node in level:
             while not node._gm_adds_step:
                 node = only_parent(node)
@@ -372,7 +370,7 @@ def tolerates(ds: DatasetNode, *, may_open: bool = True) -> bool:
     return any([tolerates(x, may_open=may_open) for x in opened])
 
 
-def ancestors(ds: Any) -> Iterator[Any]:
+def ancestors(ds: Node) -> Iterator[Any]:
     """Yields ``ds`` and everything upstream, each object once."""
     seen: set[int] = set()
     todo = [ds]

@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from gristmill.core.naming import transform_name
 from gristmill.core.value import Value
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import Node
 
 
 class _Field(Value):
@@ -127,9 +130,8 @@ class Described(Parameters):
 NONE = Parameters()
 
 
-def parameters_of(stage: Any) -> Any:
+def parameters_of(stage: Node) -> Any:
     """Returns the parameters of a dataset or iterator; empty if they are unknown, as of users'
     classes.
     """
-    found: Parameters = stage._gm_parameters
-    return found
+    return stage._gm_parameters

@@ -302,7 +302,7 @@ def _rows_of(
     )
 
 
-def _own_record(ds: Any, index: Any, record: LineageRecord) -> LineageRecord:
+def _own_record(ds: MapDataset[Any], index: int, record: LineageRecord) -> LineageRecord:
     """Returns the record that a user's map dataset reads."""
     if ds._gm_parents:
         raise refuse_to_trace(ds)

@@ -19,7 +19,7 @@ from gristmill.dataset.bases.length import has_own_length
 from gristmill.dataset.descriptions.pipeline import as_json, file_paths
 
 if TYPE_CHECKING:
-    from gristmill.dataset.bases.node import DatasetNode
+    from gristmill.dataset.bases.node import Node
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class _Showing:
 _being_shown: dict[tuple[int, int], ref[_Showing]] = {}  # by pipeline and thread
 
 
-def chain_text(pipeline: Any) -> str:
+def chain_text(pipeline: Node) -> str:
     """Returns the stages of a dataset or iterator, one to a line, with their parameters and lengths
     where these change.
 
@@ -66,7 +66,7 @@ def chain_text(pipeline: Any) -> str:
         _being_shown.pop(key, None)
 
 
-def _chain_text(pipeline: DatasetNode) -> str:
+def _chain_text(pipeline: Node) -> str:
     kind = pipeline._gm_node_family
     length = length_text(stage_length(pipeline))
     head = (
@@ -78,7 +78,7 @@ def _chain_text(pipeline: DatasetNode) -> str:
     return "\n".join([head, *["  " + line for line in lines]])
 
 
-def stage_name(stage: DatasetNode) -> str:
+def stage_name(stage: Node) -> str:
     """Returns the text of a stage in a chain: on one line, without memory addresses, also where a
     user's class has other text.
     """
@@ -98,12 +98,12 @@ def length_text(length: int | None) -> str:
     return "endless" if length >= sys.maxsize else f"{length:,} element{'s' * (length != 1)}"
 
 
-def stage_inputs(stage: Any) -> Sequence[Any]:
+def stage_inputs(stage: Node) -> Sequence[Any]:
     """Returns the existing inputs of a dataset or iterator: the call makes no iterator."""
     return list(stage._gm_draws_from)
 
 
-def component_names(stage: DatasetNode) -> list[str] | None:
+def component_names(stage: Node) -> list[str] | None:
     """Returns the names of the inputs of a mixture, dataset or iterator, if its components have
     names.
     """
@@ -137,11 +137,11 @@ def abbreviated(items: list[Any], limit: int, left_out: Callable[[int], str]) ->
     return [*items[:half], left_out(len(items) - 2 * half), *items[-half:]]
 
 
-def _inputs(stage: DatasetNode) -> Sequence[Any]:
+def _inputs(stage: Node) -> Sequence[Any]:
     return _answer(lambda: stage_inputs(stage), [])
 
 
-def _lines(stage: DatasetNode, shown: dict[int, Any], depth: int) -> list[str]:
+def _lines(stage: Node, shown: dict[int, Any], depth: int) -> list[str]:
     chain: list[Any] = []
     above: Sequence[Any] = [stage]
     while len(above) == 1 and id(above[0]) not in shown:
@@ -175,7 +175,7 @@ def _lines(stage: DatasetNode, shown: dict[int, Any], depth: int) -> list[str]:
     return lines
 
 
-def _stage_text(stage: DatasetNode) -> str:
+def _stage_text(stage: Node) -> str:
     """Returns the name of a stage and its parameters."""
     kind = type(stage)
     if not stage._gm_shows_chain and not _inputs(stage) and not file_paths(stage._gm_source):

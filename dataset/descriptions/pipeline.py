@@ -215,7 +215,7 @@ def complete_repr(value: Any) -> str:
     return description_text(describe(value)) if is_chain else stable_repr(value)
 
 
-def check_description(saved: Any, own: Any, place: str = "the last stage") -> None:
+def check_description(saved: object, own: dict[str, Any], place: str = "the last stage") -> None:
     """Compares two descriptions.
 
     Raises:
@@ -290,7 +290,7 @@ def _parts_that_differ(then: object, now: object) -> list[str]:
     ]
 
 
-def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | None:
+def _difference(key: str, saved: dict[str, Any], own: dict[str, Any]) -> str | None:
     """Return ``None`` if two stages agree in a parameter, else what there is to say beyond both
     values.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gristmill.dataset.faults.budget import Fault
 
@@ -100,5 +100,5 @@ class Outcome:
     __slots__ = ("element", "events")
     stands_for_another = True
 
-    def __init__(self, element: Any, events: list[Event]) -> None:
+    def __init__(self, element: object, events: list[Event]) -> None:
         self.element, self.events = element, events

@@ -142,7 +142,7 @@ class Tolerance:
 
     def __init__(
         self,
-        errors: Any,
+        errors: tuple[type[Exception], ...],
         limits: Limits,
         retries: int,
         backoff_seconds: float,

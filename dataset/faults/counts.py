@@ -154,7 +154,7 @@ class FaultTotals(NamedTuple):
     recent: tuple[Skipped, ...]
 
 
-def place_in(state: Any) -> int:
+def place_in(state: Mapping[str, Any]) -> int:
     """Return how many elements of an iterator its state is after, those of earlier epochs
     included.
     """

@@ -179,7 +179,7 @@ class ReadOutcomes(Read):
 
     makes_choices = counts_faults = True
 
-    def __init__(self, stage: Any, ds: MapDataset[Any]) -> None:
+    def __init__(self, stage: DatasetNode, ds: MapDataset[Any]) -> None:
         self.outcomes = OutcomesMapDataset(ds)
         super().__init__(stage, self.outcomes)
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
@@ -438,7 +438,7 @@ def check_faults(choice: object, num_stages: int, owner: object) -> None:
             )
 
 
-def num_drawn(ds: Any, stage: Any, num: int) -> int:
+def num_drawn(ds: MapDataset[Any], stage: object, num: int) -> int:
     """Return how many elements of ``stage``, upstream of ``ds``, the first ``num`` elements of
     ``ds`` are made of.
     """

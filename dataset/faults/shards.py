@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_counts, shown
@@ -12,6 +12,9 @@ from gristmill.dataset.engine.stream import Pos, Stream
 from gristmill.dataset.faults.budget import Limits
 from gristmill.dataset.faults.counts import Faults, FaultTotals, fault_totals
 from gristmill.dataset.states.values import copied
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 
 class ShardFaults:
@@ -25,7 +28,7 @@ class ShardFaults:
         is_common: true if every shard, and every lane of it, reads all elements.
     """
 
-    def __init__(self, ds: Any, is_common: bool) -> None:
+    def __init__(self, ds: DatasetNode, is_common: bool) -> None:
         self._limits: list[Limits] = [tolerance.limits for tolerance in tolerances(ds)]
         self._is_common = is_common
 

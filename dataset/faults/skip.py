@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import compress, islice, repeat
 from operator import length_hint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import FaultBudgetError, StateMismatchError, add_note
 from gristmill.core.state import plain_int, shown, state_count, state_field
@@ -18,6 +18,9 @@ from gristmill.dataset.faults.budget import Fault, Tolerance, failed_again, refu
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped
 from gristmill.dataset.faults.known import total_in
 from gristmill.dataset.states.values import copied
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 _MOST = 64  # elements that are returned one by one before the consumer is asked how many it wants
 
@@ -39,7 +42,11 @@ class SkipFailed(Stream):
     makes_choices = counts_faults = True
 
     def __init__(
-        self, stage: Any, parent: Stream, tolerance: Tolerance, tracing: Tracing | None = None
+        self,
+        stage: DatasetNode,
+        parent: Stream,
+        tolerance: Tolerance,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__(stage, parent)
         self.tolerance = tolerance
@@ -197,7 +204,9 @@ class SkipFailed(Stream):
             self.report_faults(self.tolerance.limits.name, 1)
         cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped])
 
-    def _skip_again(self, cell: Cell, choice: Any, counts: Mapping[str, int] | None) -> None:
+    def _skip_again(
+        self, cell: Cell, choice: Mapping[str, Any], counts: Mapping[str, int] | None
+    ) -> None:
         """Move past an output that was skipped before, without an attempt."""
         _, tried, count = cell.pos
         if self.tracing is not None:

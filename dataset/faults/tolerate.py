@@ -30,6 +30,7 @@ from gristmill.dataset.faults.skip import SkipFailed
 from gristmill.dataset.stages.prefetch import TracedStepwiseIterDataset
 
 if TYPE_CHECKING:
+    from gristmill.dataset.bases.map import MapDataset
     from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
@@ -255,7 +256,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
         )
 
 
-def _component(ds: Any, index: int) -> tuple[int, ...]:
+def _component(ds: MapDataset[Any], index: int) -> tuple[int, ...]:
     """Return the component of the element in every mixture on the way to its record."""
     path = []
     try:

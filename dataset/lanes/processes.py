@@ -70,7 +70,7 @@ class WorkerLane(Shard):
     def receive(self, num: int) -> None:
         self.worker.fetch(self)
 
-    def skip(self, state: Any) -> Any:
+    def skip(self, state: object) -> Any:
         return self.worker.skip(self, state)
 
 

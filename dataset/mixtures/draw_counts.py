@@ -209,7 +209,7 @@ def sum_of_counts(
 _NOTHING = {"elements": 0, "lengths": 0, "epochs": 0, "ended": False, "target": 0}
 
 
-def _positive(state: Any, key: str, owner: object, least: int) -> int:
+def _positive(state: Mapping[str, Any], key: str, owner: object, least: int) -> int:
     """Return an integer of any size in a state."""
     number = plain_int(state_field(state, key, owner))
     if number is None or number < least:

@@ -171,7 +171,7 @@ class Drawing:
 
     # What has happened.
 
-    def draw(self, i: int, x: Any, part: Pos) -> bool:
+    def draw(self, i: int, x: object, part: Pos) -> bool:
         """Count an element; return true if it is dropped."""
         mix, length, aims = self.mix, 1, None
         if mix.by is not None:
@@ -228,7 +228,7 @@ class Drawing:
             self.has_ended = True
             self._enter(None, None, 0, LAST, None)
 
-    def _enter(self, i: int | None, part: Pos, length: int, kind: int, aims: object) -> None:
+    def _enter(self, i: int | None, part: Pos, length: int, kind: int, aims: Aims | None) -> None:
         if self.counts is not None:
             count_entry(self.counts, i, length, kind, aims)
         self.log.append((i, part, self.index, length, kind, aims))

@@ -45,7 +45,11 @@ class MixedIterDataset(IterDataset[T]):
     _element_spec = spec_of_first_parent
 
     def __init__(
-        self, datasets: Any, weights: Any = None, by: Any = "elements", stop: Stop = "first"
+        self,
+        datasets: object,
+        weights: object = None,
+        by: object = "elements",
+        stop: Stop = "first",
     ) -> None:
         names, datasets, weights = named(datasets, weights)
         super().__init__(as_datasets(datasets, MapDataset, IterDataset))
@@ -58,7 +62,8 @@ class MixedIterDataset(IterDataset[T]):
                 f" {shown(by)}"
             )
         self._gm_parameters = MixParameters(by, stop)
-        self._names, self._by, self._stop = names, None if by == "elements" else by, stop
+        self._names, self._stop = names, stop
+        self._by: Any = None if by == "elements" else by
         self._plan = plan_for(names, weights, len(self._gm_parents), exactly=self._by is not None)
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.indices import Indices, as_ints
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
+BatchFn: TypeAlias = Callable[[Sequence[Any]], Any] | None  # ``None``: stacks leaves
 
 _SPARSE_NOTE = (
     "An element of this batch is None: a step before batch() leaves elements out. "

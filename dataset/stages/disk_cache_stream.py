@@ -5,11 +5,11 @@ computed.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import (
@@ -30,6 +30,9 @@ from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
 from gristmill.dataset.faults.known import with_counts_since
 from gristmill.dataset.stages.disk_cache import DiskCache, DiskCacheParameters, check_no_draws
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
 
@@ -66,7 +69,7 @@ class DiskCacheIterDataset(IterDataset[T]):
         check_no_draws(self._gm_parent, self._gm_parameters, is_stream=True)
         self._cache: DiskCache | None = DiskCache(self._gm_parent, self._gm_parameters)
 
-    def _gm_over(self, replaced: Any) -> Any:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> Any:
         new = super()._gm_over(replaced)
         if self._cache is not None:  # else elements know their records, and are not to be kept
             new._cache = DiskCache(new._gm_parent, self._gm_parameters)
@@ -131,7 +134,7 @@ class DiskBlocks(Replaying):
     own = (0, 0, False)
     _block: _CachedBlock | None = None
 
-    def __init__(self, stage: Any, parent: Stream, cache: DiskCache | None) -> None:
+    def __init__(self, stage: DatasetNode, parent: Stream, cache: DiskCache | None) -> None:
         super().__init__(stage, parent)
         self._cache = cache
 

@@ -31,7 +31,7 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, grouped
 from gristmill.dataset.engine.iterators import Given, StreamIterator, adopt
 from gristmill.dataset.mixtures.shares import warn_if_one_sided
-from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.stages.batch import BatchFn, batch_function
 from gristmill.dataset.stages.elastic_batches import Batches, batches_of
 from gristmill.dataset.stages.elastic_files import ElasticFiles, open_files
 from gristmill.dataset.stages.prefetch import TracedMapDataset
@@ -156,7 +156,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
             )
         self._open(None)
 
-    def _open(self, batch_fn: Any) -> None:
+    def _open(self, batch_fn: BatchFn) -> None:
         """Begin, with batches that ``batch_fn`` makes."""
         ds, given, shard = self._ds, self._given, self._shard
         make: Callable[[Any], Batches | ElasticFiles]

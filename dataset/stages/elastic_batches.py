@@ -23,7 +23,7 @@ from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, pass_outputs
 from gristmill.dataset.faults.shards import ShardFaults
-from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.stages.batch import BatchFn, batch_function
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
@@ -63,12 +63,12 @@ class Batches(Stream):
 
     def __init__(
         self,
-        stage: Any,
+        stage: DatasetNode,
         ds: MapDataset[Any],
         size: int,
         shard: ShardOptions,
         options: tuple[ReadOptions, MultiprocessingOptions],
-        batch_fn: Any,
+        batch_fn: BatchFn,
     ) -> None:
         super().__init__(stage)
         self.ds, self.length = ds, len(ds)
@@ -332,7 +332,7 @@ class StepsOfWorker(Layer):
 
     def __init__(
         self,
-        stage: Any,
+        stage: DatasetNode,
         parent: Stream,
         *,
         start: int,
@@ -432,7 +432,7 @@ class _PresenceMapDataset(BlockMapDataset[bool]):
 class _Batch:
     """Reads the elements of a step."""
 
-    def __init__(self, ds: MapDataset[Any], batch_fn: Any) -> None:
+    def __init__(self, ds: MapDataset[Any], batch_fn: BatchFn) -> None:
         self._ds = ds
         self._batch_fn = batch_function(batch_fn)
 

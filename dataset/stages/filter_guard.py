@@ -6,9 +6,12 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gristmill.dataset.errors.context import on_delivery
+
+if TYPE_CHECKING:
+    from gristmill.core.options import DatasetOptions
 
 _log = logging.getLogger("gristmill")
 
@@ -26,12 +29,12 @@ class FilterGuard:
     # when, by the name of the stage: for all its iterators in this process
     _last_warned: ClassVar[dict[str, float]] = {}
 
-    def __init__(self, stage: Any) -> None:
+    def __init__(self, stage: object) -> None:
         self._stage: Callable[[], Any] = (
             (lambda: stage) if isinstance(stage, str) else weakref.ref(stage)
         )
 
-    def check(self, decisions: list[bool], options: Any) -> None:
+    def check(self, decisions: list[bool], options: DatasetOptions) -> None:
         """Checks a full window of ``decisions``, and clear it; after an error when a user has got
         that.
         """

@@ -163,7 +163,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         """Returns the items of each of the parent's elements at ``numbers``."""
         transform, most = self._transform, self._max_fan_out
 
-        def split(x: Any, number: int) -> list[Any]:
+        def split(x: object, number: int) -> list[Any]:
             try:
                 return [] if x is None else items_of(transform, x, most)
             except Exception as error:
@@ -231,7 +231,7 @@ def _split(fn: Callable[[Any], Any], transform: object, x: object) -> list[Any]:
 class FlatMapFunction(FlatMap):
     """A function as a ``FlatMap``, under its own name."""
 
-    def __init__(self, transform: object, max_fan_out: Any) -> None:
+    def __init__(self, transform: object, max_fan_out: int) -> None:
         self._transform = transform
         self._fn = transform_function(transform, FlatMap, "flat_map")
         self.max_fan_out = max_fan_out

@@ -226,7 +226,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
     def __init__(self, parent: object, parameters: GlobalBatchParameters) -> None:
         super().__init__(parent)
         self._gm_parameters = parameters
-        for node in ancestors(parent):
+        for node in ancestors(self._gm_parent):
             if isinstance(node, MultiprocessPrefetchIterDataset):
                 raise ValueError(
                     f"{self} cannot be applied to a pipeline that has {node}: lanes have no workers"

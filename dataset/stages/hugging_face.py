@@ -83,7 +83,7 @@ class Examples(Reading):
     # which is there until the end of the program, as a name of the module may not be
     _finish = staticmethod(finish)
 
-    def __init__(self, stage: Any, data: Any, facts: StreamFacts, kept: range) -> None:
+    def __init__(self, stage: DatasetNode, data: Any, facts: StreamFacts, kept: range) -> None:
         super().__init__(stage)
         self._data, self._facts, self._kept = data, facts, kept
 

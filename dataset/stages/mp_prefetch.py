@@ -159,7 +159,7 @@ def lanes_task(
     num_lanes: int,
     sequential_slice: bool,
     by_lanes: bool = False,
-    init_fn: Any = None,
+    init_fn: Callable[[int, int], Any] | None = None,
 ) -> PipelineTask:
     """Return what an executor computes of ``ds``, without the options of the pipeline."""
     rows_of = ds.lanes if isinstance(ds, LaneRowsIterDataset) else None

@@ -30,7 +30,7 @@ class ParquetStream(FileStream):
     before.
     """
 
-    def __init__(self, stage: Any, path: str | os.PathLike[str]) -> None:
+    def __init__(self, stage: ParquetIterDataset, path: str | os.PathLike[str]) -> None:
         super().__init__(stage, path)
         self._slices = stage._slices  # workers have others
 

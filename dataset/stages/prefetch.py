@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import stable_repr
@@ -28,6 +28,9 @@ from gristmill.dataset.engine.iterators import StreamIterator, open_stage
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.stream import Cell, Stream, observed
 from gristmill.dataset.stages.range import RangeMapDataset
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
 
@@ -124,7 +127,7 @@ class TracedStepwiseIterDataset(IterDataset[Any]):
 class TracedStepwise(Stream):
     """The elements of the parent, each computed when it is requested."""
 
-    def __init__(self, stage: Any, parent: Stream) -> None:
+    def __init__(self, stage: DatasetNode, parent: Stream) -> None:
         super().__init__(stage, parent)
         parent.take_singly()
 

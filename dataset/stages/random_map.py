@@ -96,11 +96,11 @@ class _Streams:
     def release_rng(self, rng: int) -> None: ...
 
 
-def _drawing(fn: Any, pool: Any) -> Draw:
+def _drawing(fn: Callable[..., Any], pool: Any) -> Draw:
     """Return a function of a number and an element: ``fn`` with the generator of that number."""
     acquire, release = pool.acquire_rng, pool.release_rng
 
-    def draw(number: int, x: Any) -> Any:
+    def draw(number: int, x: object) -> Any:
         rng = acquire(number)
         x = fn(x, rng)
         release(rng)  # not after an error: a debugger may show it

@@ -476,7 +476,7 @@ class StreamOrder(Stream):
             self._at = index
         return self.parent.run(self.inner.at(self._inner_pos))
 
-    def _check_budgets(self, x: Any, cell: Cell) -> None:
+    def _check_budgets(self, x: object, cell: Cell) -> None:
         """Report an output to the guards of the stages that drop elements."""
         by = x.by if type(x) is Dropped else len(self._guards)
         for number, (stream, guard, decisions) in enumerate(self._guards[: by + 1]):

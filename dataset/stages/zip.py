@@ -91,11 +91,11 @@ class ZipMapDataset(BlockMapDataset[T]):
         return [UpstreamElement(parent, index) for parent in self._gm_parents]
 
 
-def _row(*elements: Any) -> tuple[Any, ...]:
+def _row(*elements: object) -> tuple[Any, ...]:
     return elements
 
 
-def _complete_row(*elements: Any) -> tuple[Any, ...] | None:
+def _complete_row(*elements: object) -> tuple[Any, ...] | None:
     return None if any([x is None for x in elements]) else elements
 
 

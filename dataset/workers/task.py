@@ -49,7 +49,7 @@ class PipelineTask:
     budget: Budget | None = None  # of the consumer, if the worker is a thread of its process
     by_lanes: bool = False
 
-    def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
+    def __call__(self, index: int, count: int, allocate: Allocate | None) -> PipelineProducer:
         if self.init_fn is not None:
             self.init_fn(index, count)
         # After ``init_fn``, which may register the same classes.
@@ -157,7 +157,7 @@ class PipelineProducer:
             for i, (lane, state) in enumerate(states.items())
         }
 
-    def add(self, number: int, state: Any) -> None:
+    def add(self, number: int, state: object) -> None:
         """See ``Divided``."""
         self._start(number, state, len(self.iterators) + 1, skip=False)
         self._share_threads()
