@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import pickle
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
@@ -72,6 +73,42 @@ class WorkerLane(Shard):
 
     def skip(self, state: object) -> Any:
         return self.worker.skip(self, state)
+
+
+class AllLanes(abc.ABC):
+    """All lanes of a pipeline, divided among the workers of a pool.
+
+    Args:
+        pool: the workers.
+        num_lanes: how many lanes there are.
+    """
+
+    are_here = False  # the consumer computes all lanes
+
+    def __init__(self, pool: Any, num_lanes: int) -> None:
+        self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
+        self._pool = pool
+        self._num_before = 0  # elements received from workers that are gone
+
+    @property
+    @abc.abstractmethod
+    def num_received(self) -> int:
+        """The number of elements that were received."""
+
+    @property
+    def num_delivered(self) -> int:
+        """The number of elements that the consumer has taken."""
+        return self.num_received - sum([len(lane.ready) for lane in self.lanes])
+
+    @property
+    def waited_seconds(self) -> float:
+        """For how long the consumer has waited for the workers that there are."""
+        return sum([worker.waited_seconds for worker in self._pool.workers])
+
+    def busy(self) -> float:
+        """Return the share of the workers that have sent nothing that was not received."""
+        workers = self._pool.workers
+        return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
 
 
 class NamedWorker:

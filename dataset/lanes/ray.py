@@ -22,7 +22,13 @@ from typing import Any
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.errors.context import pipeline_error
-from gristmill.dataset.lanes.processes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane, divided
+from gristmill.dataset.lanes.processes import (
+    CAREFUL_OUTPUTS,
+    AllLanes,
+    LanesOfWorker,
+    WorkerLane,
+    divided,
+)
 from gristmill.workers.handle import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.protocol import Quarantine
 
@@ -115,8 +121,8 @@ class LanesOfActor(LanesOfWorker):
         )
 
 
-class LanesOnRay:
-    """All lanes of a pipeline, divided among actors.
+class LanesOnRay(AllLanes):
+    """The lanes of Ray actors.
 
     Args:
         pool: the actors.
@@ -134,8 +140,7 @@ class LanesOnRay:
         num_lanes: int,
         numbers: Numbers | None,
     ) -> None:
-        self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
-        self._pool = pool
+        super().__init__(pool, num_lanes)
         self._make = partial(
             LanesOfActor,
             pool,
@@ -149,34 +154,15 @@ class LanesOnRay:
         self._deaths: Counter[int] = Counter()  # since the last element of a lane
         self._num_wanted = num_workers
         self._look_at = 0.0
-        self._num_before = 0  # elements received from actors that are gone
         self.is_settled = False  # the requested actors are there, or have no room
         self._settled_by = time.monotonic() + _ROOM_SECONDS
 
-    are_here = False  # actors compute all lanes
-
     @property
     def num_received(self) -> int:
-        """Return the number of elements that were received."""
         return self._num_before + sum([group.num_received for group in self._groups.values()])
-
-    @property
-    def num_delivered(self) -> int:
-        """Return the number of elements that the consumer has taken."""
-        return self.num_received - sum([len(lane.ready) for lane in self.lanes])
 
     def cpu_seconds(self) -> None:
         """Return nothing: actors may run on other machines."""
-
-    def busy(self) -> float:
-        """Return the share of the actors that have sent nothing that was not received."""
-        workers = self._pool.workers
-        return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
-
-    @property
-    def waited_seconds(self) -> float:
-        """Return for how long the consumer has waited for the actors that there are."""
-        return sum([worker.waited_seconds for worker in self._pool.workers])
 
     def text(self, lane: WorkerLane) -> str:
         """Return which worker computes a lane, and where that is."""

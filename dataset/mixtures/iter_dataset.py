@@ -17,7 +17,6 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, with_component
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.mixtures.map_dataset import as_datasets, check_stop, named, plan_for
-from gristmill.dataset.mixtures.plans import PatternPlan, Plan
 from gristmill.dataset.mixtures.stream import Mix, MixIterator
 from gristmill.dataset.watching import looking_once
 
@@ -68,7 +67,7 @@ class MixedIterDataset(IterDataset[T]):
 
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
-        return {_weights_name(self._plan): _weights_of(self._plan)}
+        return {self._plan.parameter: self._plan.shown}
 
     def __str__(self) -> str:
         return f"MixedIterDataset({self.text_of_parameters(list)})"
@@ -77,16 +76,13 @@ class MixedIterDataset(IterDataset[T]):
         """Return the text of its parameters; weights that are integers are of a sequence of this
         kind.
         """
-        weights = (
-            kind(self._plan.proportions)
-            if isinstance(self._plan, PatternPlan)
-            else _weights_of(self._plan)
-        )
-        parts = [
-            f"[{len(self._gm_parents)} parents]",
-            f"{_weights_name(self._plan)}={weights}",
-            *_manner(self._by, self._stop),
-        ]
+        weights = self._plan.shown
+        weights = kind(weights) if isinstance(weights, tuple) else weights
+        parts = [f"[{len(self._gm_parents)} parents]", f"{self._plan.parameter}={weights}"]
+        if self._by is not None:
+            parts.append(f"by={transform_name(self._by)}")
+        if self._stop != "first":
+            parts.append(f"stop={self._stop!r}")
         return ", ".join(parts)
 
     def _gm_num_elements(self) -> Length:
@@ -119,8 +115,7 @@ class MixedIterDataset(IterDataset[T]):
 
     @property
     def _gm_component_names(self) -> Sequence[str] | None:
-        names: Sequence[str] | None = self._names
-        return names
+        return self._names
 
     @property
     def _gm_makes_choices(self) -> bool:
@@ -143,22 +138,6 @@ class MixedIterDataset(IterDataset[T]):
     @property
     def _described_in_checkpoints(self) -> dict[str, Any]:
         # Named components may come and go, and be weighed again, between saving and restoring.
-        described = (
-            {"proportions": None}
-            if self._names
-            else {_weights_name(self._plan): _weights_of(self._plan)}
-        )
+        described = {"proportions": None} if self._names else self._gm_described_parameters
         by = {} if self._by is None else {"by": "a length"}
         return {**described, **by, **({} if self._stop == "first" else {"stop": self._stop})}
-
-
-def _weights_name(plan: Plan) -> str:
-    return "proportions" if isinstance(plan, PatternPlan) else "weights"
-
-
-def _weights_of(plan: Plan) -> Any:
-    return plan.proportions if isinstance(plan, PatternPlan) else plan.described()
-
-
-def _manner(by: object, stop: str) -> list[str]:
-    return [f"by={transform_name(by)}"] * (by is not None) + [f"stop={stop!r}"] * (stop != "first")

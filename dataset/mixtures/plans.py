@@ -8,7 +8,7 @@ import abc
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from gristmill.core.indices import Indices
 from gristmill.core.state import plain_counts, shown
@@ -36,6 +36,14 @@ class Plan(abc.ABC):
     def __init__(self, names: Sequence[str], end: int | None = None) -> None:
         self.names = tuple(names)
         self.end = end
+
+    # what the weights are called in descriptions and texts
+    parameter: ClassVar = "weights"
+
+    @property
+    def shown(self) -> Any:
+        """The weights as descriptions and texts have them."""
+        return self.described()
 
     @abc.abstractmethod
     def described(self) -> dict[str, Any]:
@@ -104,6 +112,12 @@ class PatternPlan(Plan):
         super().__init__(names, None if names else 0)
         self.proportions = tuple(proportions)
         self._selection = SelectionWithProportionsMap(proportions or (1,), sys.maxsize)
+
+    parameter = "proportions"
+
+    @property
+    def shown(self) -> Any:
+        return self.proportions
 
     def described(self) -> dict[str, Any]:
         return dict(zip(self.names, self.proportions, strict=True))

@@ -114,10 +114,7 @@ class BatchMapDataset(BlockMapDataset[T]):
         return epochs * of_epoch + min(position * self._batch_size, self._parent_length)
 
     def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        found: dict[str, dict[str, int]] | None = self._gm_parent._gm_counts_before(
-            self._gm_num_drawn(num, 0)
-        )
-        return found
+        return self._gm_parents[0]._gm_counts_before(self._gm_num_drawn(num, 0))
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
         epoch, position = divmod(index, len(self))
@@ -153,10 +150,8 @@ class BatchIterDataset(IterDataset[T]):
         )
 
     def _gm_num_elements(self) -> Length:
-        size, rest = (
-            self._gm_parameters.batch_size,
-            (0 if self._gm_parameters.drop_remainder else self._gm_parameters.batch_size - 1),
-        )
+        size = self._gm_parameters.batch_size
+        rest = 0 if self._gm_parameters.drop_remainder else size - 1
         return scaled(num_elements(self._gm_parent), lambda num: (num + rest) // size)
 
     def _gm_traced(self, tracing: Tracing) -> Any:

@@ -87,8 +87,7 @@ class MultithreadPrefetchParameters(Parameters):
 
 def lanes_of_threads(num_threads: NumberOrAuto) -> int:
     """Return the number of shares of the stream."""
-    num: int = AUTO_LANES if num_threads == "auto" else num_threads
-    return num
+    return AUTO_LANES if num_threads == "auto" else num_threads
 
 
 class MultithreadPrefetchIterDataset(IterDataset[T]):

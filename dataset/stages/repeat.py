@@ -88,10 +88,7 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         return index % self._parent_length
 
     def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        found: dict[str, dict[str, int]] | None = (
-            self._gm_parent._gm_counts_before(num) if self._reseed else None
-        )
-        return found
+        return self._gm_parents[0]._gm_counts_before(num) if self._reseed else None
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
         return [
