@@ -34,17 +34,13 @@ _NEVER_FAILING = (list, tuple, range, str, bytes, np.ndarray)  # at keys below t
 
 
 def item(ds: MapDataset[Any], index: int) -> Any:
-    """Returns the element of ``ds`` at ``index``; at the end of its source raises
-    ``SourceEnded``.
-    """
+    """Returns the element of ``ds`` at ``index``; ``SourceEnded`` at the end of its source."""
     [element] = ds._gm_items([index])
     return element
 
 
 def check_number(found: int, expected: int) -> None:
-    """Raises ``RuntimeError`` if an iterator has returned fewer elements than there were
-    indices.
-    """
+    """Raises ``RuntimeError`` if an iterator has returned too few elements."""
     if found < expected:
         raise RuntimeError(
             f"a map dataset returned {found} elements for {expected} indices: its _gm_items returns"

@@ -90,9 +90,7 @@ class IterDataset(
         return True  # for any length
 
     def _gm_num_elements(self) -> Length:
-        """Returns the number of elements that it delivers, if it is known; unknown for users'
-        datasets.
-        """
+        """Returns the number of elements that it delivers; unknown for users' datasets."""
         return Unknown()
 
     def _gm_traced(self, tracing: Tracing) -> Any:

@@ -62,9 +62,7 @@ class Node:
 
     @property
     def _gm_observed_upstream(self) -> Sequence[Any]:
-        """The same for observers: without pipelines that it opens by itself, which they meet when
-        they are opened.
-        """
+        """The same for observers, without pipelines that it opens by itself."""
         return self._gm_parents
 
     @property
@@ -163,9 +161,7 @@ class DatasetNode(Node):
 
     @replaceable
     def _element_spec(self) -> Any:
-        """Returns the spec of an element, for ``get_element_spec``. Optional for users'
-        datasets.
-        """
+        """Returns the spec of an element. Optional for users' datasets."""
         raise NotImplementedError(
             f"{type(self).__name__} does not say what its elements look like: define a property"
             " _element_spec that returns a pytree of ShapeDtypeStruct"
@@ -183,16 +179,12 @@ class DatasetNode(Node):
 
     @property
     def _gm_is_mixed_in_lanes(self) -> bool:
-        """True if its lanes are other shares than every n-th element: mixtures of lanes of the
-        components of a mixture.
-        """
+        """True if its lanes are mixtures of the lanes of a mixture's components."""
         return False
 
     @property
     def _gm_makes_choices(self) -> bool:
-        """True if its stream makes choices (see ``engine.choices``), besides those of
-        ``_gm_tolerance``.
-        """
+        """True if its stream makes other choices than those of ``_gm_tolerance``."""
         return False
 
     @property
@@ -214,14 +206,12 @@ class DatasetNode(Node):
         return hooks.pipeline_html(self)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> Any:
-        """Returns this stage over other parents: a copy with the attributes of this one and the
-        same default seed.
-
-        A stage that stores something else derived from its parents is constructed again.
+        """Returns this stage over other parents: a copy with the same default seed. A stage that
+        stores something else derived from its parents is constructed again.
 
         Args:
             replaced: gives what takes the place of a parent, or of anything made of parents that an
-                attribute may hold; other values as they are.
+                attribute holds; other values as they are.
         """
         new = copy.copy(self)
         attributes = vars(new)
@@ -230,8 +220,8 @@ class DatasetNode(Node):
         return new
 
     def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
-        """Returns this stage computed by other threads or worker processes, if it says how many.
-        The elements, their order and the states are the same; itself if that cannot be.
+        """Returns this stage computed by other threads or workers, if it says how many; else
+        itself.
         """
         return self
 
@@ -250,9 +240,7 @@ class DatasetNode(Node):
 def computed_by(
     ds: DatasetNode, *, threads: ReadOptions | None = None, num_workers: int | None = None
 ) -> Any:
-    """Returns ``ds``, computed by other threads or by another number of worker processes; itself if
-    that cannot be.
-    """
+    """Returns ``ds`` computed by other threads or workers; itself if that cannot be."""
     return ds._gm_computed_by(threads, num_workers)
 
 
@@ -294,9 +282,7 @@ def upstream_for_observers(node: DatasetNode) -> Sequence[Any]:
 
 
 class NoSingleParentError(ValueError, AttributeError):
-    """Also an ``AttributeError``, so that ``hasattr(node, "_parent")``, by which programs walk up a
-    pipeline, is false.
-    """
+    """Also an ``AttributeError``, so that ``hasattr(node, "_parent")`` is false."""
 
 
 def only_parent(node: Node) -> Any:
@@ -309,19 +295,14 @@ def only_parent(node: Node) -> Any:
 
 
 def default_seed(dataset: DatasetNode) -> np.uint32 | None:
-    """Returns the seed that follows from ``ds.seed(...)`` upstream and the position in the
-    pipeline.
-    """
+    """Returns the seed that follows from ``ds.seed(...)`` upstream and the position."""
     entropy = seed_entropy(dataset)
     return np.uint32(derive_seed(entropy)) if entropy else None
 
 
 def seed_entropy(dataset: DatasetNode) -> list[int]:
-    """Returns the seeds nearest upstream and the distance of each in stages:
-    ``[seed, steps, seed, steps, …]``.
-
-    Breadth first from ``dataset`` (distance 0), parents in order. Nothing upstream of a seed
-    counts.
+    """Returns the seeds nearest upstream, breadth first, each with its distance in stages: ``[seed,
+    steps, seed, steps, …]``. Nothing upstream of a seed counts.
     """
     entropy: list[int] = []
     level, steps = [dataset], 0
@@ -355,11 +336,7 @@ def tolerances(ds: DatasetNode) -> list[Any]:
 
 def tolerates(ds: DatasetNode, *, may_open: bool = True) -> bool:
     """Return true if a stage of ``ds`` or upstream tolerates faults, or one of a dataset that it
-    opens.
-
-    Args:
-        ds: the dataset.
-        may_open: the answer where a stage opens datasets that are not known yet.
+    opens; ``may_open`` where a stage opens datasets that are not known yet.
     """
     nodes = [*ancestors(ds)]
     if any([node._gm_tolerance is not None for node in nodes]):
@@ -388,16 +365,12 @@ def reads_once(ds: DatasetNode) -> bool:
 
 
 def mixes_in_lanes(ds: DatasetNode) -> bool:
-    """Return true if the lanes of a pipeline are other shares than every n-th element of its map
-    datasets.
-    """
+    """Return true if lanes of a pipeline are other shares than every n-th element."""
     return any([node._gm_is_mixed_in_lanes for node in ancestors(ds)])
 
 
 def makes_choices(ds: DatasetNode) -> bool:
-    """Return true if a stage of a pipeline makes choices, which stages that replay elements
-    record.
-    """
+    """Return true if a stage of a pipeline makes choices, which replaying stages record."""
     return any([node._gm_tolerance is not None or node._gm_makes_choices for node in ancestors(ds)])
 
 

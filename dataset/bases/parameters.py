@@ -33,12 +33,10 @@ def field(
     """Declares a field of parameters that is not as most are.
 
     Args:
-      in_checkpoint: False if the value does not change the elements: it is in no description, so a
-        checkpoint is restored under any value.
-      in_repr: False if the value is not in the text of the stage.
-      is_function: True for a user's function: shown by its name, and in no description, since code
-        may change.
-      show: returns the text of a value.
+        in_checkpoint: False if the value does not change the elements: it is in no description.
+        in_repr: False if the value is not in the text of the stage.
+        is_function: True for a user's function: shown by its name, and in no description.
+        show: returns the text of a value.
     """
     if is_function:
         return _Field(in_checkpoint=False, show=transform_name)
@@ -89,9 +87,7 @@ class Parameters(Value):
         """Validates the values."""
 
     def described(self) -> dict[str, Any]:
-        """Returns the parameters that determine the elements, by name: checkpoints identify
-        pipelines by them.
-        """
+        """Returns the parameters that determine the elements, by name."""
         return {
             name: getattr(self, name)
             for name, declared in self._fields.items()
@@ -131,7 +127,5 @@ NONE = Parameters()
 
 
 def parameters_of(stage: Node) -> Any:
-    """Returns the parameters of a dataset or iterator; empty if they are unknown, as of users'
-    classes.
-    """
+    """Returns the parameters of a dataset or iterator; empty if they are unknown."""
     return stage._gm_parameters

@@ -41,9 +41,9 @@ class Traced:
 
     Args:
         compute: gives the element.
-        rows: the records of every row if it is a batch, else of the one row; or a function that
-            returns them, which is called when they are needed.
-        is_batch: whether it is.
+        rows: the records of every row of a batch, else of the one row; or a function that returns
+            them.
+        is_batch: whether it is a batch.
         changed_by: the last stage whose function made it from another element, or an empty text.
     """
 
@@ -204,9 +204,7 @@ class Tracing:
         return stream._gm_traced(self)
 
     def over(self, ds: DatasetNode, **changed: Any) -> Any:
-        """Returns a copy of the stage ``ds`` over its traced parents, or over ``_gm_parents``, with
-        other attributes.
-        """
+        """Returns a copy of the stage ``ds`` over its traced parents, with other attributes."""
         new = copy.copy(ds)
         if "_gm_parents" not in changed:
             changed["_gm_parents"] = tuple([self.of(parent) for parent in parents_of(ds)])
@@ -253,9 +251,7 @@ def rows_at(ds: DatasetNode, index: int) -> tuple[Rows, bool]:
 
 
 def _rows(ds: Any, index: int, record: LineageRecord) -> tuple[Rows, bool]:
-    """Returns the rows of the element at ``index``, of which ``record`` has what is known so
-    far.
-    """
+    """Returns the rows of an element, of which ``record`` has what is known so far."""
     if not is_of_library(ds):
         return [(_own_record(ds, index, record),)], False
     origins: list[UpstreamElement | RecordKey] = list(ds._gm_made_of(index))

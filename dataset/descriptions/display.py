@@ -32,9 +32,7 @@ _MAX_NAME = 40
 
 
 class _Showing:
-    """Marks that a pipeline is being shown. Freed with the call that shows it, also if that is
-    interrupted.
-    """
+    """Marks that a pipeline is being shown; freed with the call that shows it."""
 
 
 _being_shown: dict[tuple[int, int], ref[_Showing]] = {}  # by pipeline and thread
@@ -79,9 +77,7 @@ def _chain_text(pipeline: Node) -> str:
 
 
 def stage_name(stage: Node) -> str:
-    """Returns the text of a stage in a chain: on one line, without memory addresses, also where a
-    user's class has other text.
-    """
+    """Returns the text of a stage in a chain: on one line, without memory addresses."""
     text = without_addresses(one_line(_answer(stage._gm_chain_text, ""), _MAX_LINE))
     return text if text.strip("…") else stage._gm_class_name
 
@@ -104,17 +100,13 @@ def stage_inputs(stage: Node) -> Sequence[Any]:
 
 
 def component_names(stage: Node) -> list[str] | None:
-    """Returns the names of the inputs of a mixture, dataset or iterator, if its components have
-    names.
-    """
+    """Returns the names of the components of a mixture, if they have any."""
     names = stage._gm_component_names
     return None if not names else [one_line(str(name), _MAX_NAME) for name in names]
 
 
 def joined(branches: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of several branches, one after the other, with a bar along them that leads
-    to the next stage.
-    """
+    """Returns the lines of several branches, with a bar along them to the next stage."""
     return [
         ("│  " if j else "├─ " if i else "┌─ ") + line
         for i, branch in enumerate(branches)
@@ -128,9 +120,7 @@ def named(lines: list[str], name: str) -> list[str]:
 
 
 def abbreviated(items: list[Any], limit: int, left_out: Callable[[int], str]) -> list[Any]:
-    """Returns ``items``, in place of those in the middle what ``left_out`` makes of their number if
-    there are more than ``limit``.
-    """
+    """Returns at most ``limit`` items; ``left_out`` makes one of the number in the middle."""
     if len(items) <= limit:
         return items
     half = (limit - 1) // 2

@@ -61,9 +61,7 @@ def _counts_at(it: object) -> Any:
 
 
 def _places_in(state: object) -> Iterator[int]:
-    """Yields the number of elements of map datasets that have been read, from the innermost parts
-    of a state.
-    """
+    """Yields how many elements of map datasets have been read, as a state says."""
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
     inner = [place for part in parts for place in _places_in(part)]
     if not inner and isinstance(state, dict) and type(state.get("next_index")) is int:
@@ -72,9 +70,7 @@ def _places_in(state: object) -> Iterator[int]:
 
 
 def _nearest(it: Node, is_one: Callable[[Any], bool]) -> Any:
-    """Returns the nearest such iterator to the output: one like that in use, which need not be
-    where that one is.
-    """
+    """Returns the nearest such iterator to the output, or one like that in use."""
     level = [it]
     while level:
         found = next(filter(is_one, level), None)

@@ -83,9 +83,7 @@ def digest_of(value: object) -> bytes:
 
 
 def difference(expected: Sequence[Leaf], got: Sequence[Leaf]) -> tuple[str, Any, Any] | None:
-    """Returns the path of the first leaf that differs, and both values if they are small; ``None``
-    if no leaf differs.
-    """
+    """Returns the path of the first leaf that differs, and both values; else ``None``."""
     for a, b in zip(expected, got, strict=False):
         if a.path != b.path:
             return min(a.path, b.path, key=len), a.shown, b.shown
@@ -234,9 +232,7 @@ def _of_parts(
     name: str = "",
     content: bytes = b"",
 ) -> Iterator[Leaf]:
-    """Yields a leaf for a container, and those of its parts; one for all of them together if there
-    are many.
-    """
+    """Yields a leaf for a container, and those of its parts; one for all if there are many."""
     kind, here = name or _name(type(value)), (*above, id(value))
     shown = f"{type(value).__name__} of {len(parts)}"
     if len(parts) > _MAX_PARTS:

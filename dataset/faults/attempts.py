@@ -83,19 +83,12 @@ class Reports(dict[int, list[Event]]):
 
 
 def events_here(reports: Reports | None) -> list[Event] | None:
-    """Return the list that takes the events of a stage with these ``reports``; ``None`` if they are
-    not needed.
-    """
+    """Return the list that takes the events of a stage; ``None`` if they are not needed."""
     return current.events if reports is None else reports.here()
 
 
 class Outcome:
-    """An element in whose computation something failed.
-
-    Args:
-        element: the element.
-        events: what failed.
-    """
+    """An element in whose computation something failed, with the events."""
 
     __slots__ = ("element", "events")
     stands_for_another = True

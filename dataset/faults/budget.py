@@ -217,16 +217,12 @@ class Tolerance:
 
 
 def refuse(error: BaseException, limits: Limits) -> None:
-    """Note that the stage with ``limits`` covers what raised ``error``, and that none downstream
-    does.
-    """
+    """Note that the stage with ``limits``, and none downstream, covers what raised ``error``."""
     vars(error).setdefault(_REFUSED, limits.number)
 
 
 def refused_by(error: BaseException) -> str | None:
-    """Return the number of the stage upstream that covers what raised ``error``, and has let it
-    through.
-    """
+    """Return the number of the stage upstream that has let ``error`` through."""
     number: str | None = vars(error).get(_REFUSED)
     return number
 

@@ -10,12 +10,8 @@ from gristmill.dataset.states.values import copied
 
 
 class Skipped(NamedTuple):
-    """A fault, and the number of the element among all that were tried.
-
-    Args:
-        place: the number.
-        fault: the fault.
-        stage: which of the stages that tolerate faults in a map dataset has skipped it.
+    """A fault, and the number ``place`` of the element among all that were tried; ``stage`` is
+    which of the stages of a map dataset has skipped it.
     """
 
     place: int
@@ -47,9 +43,7 @@ class Count(NamedTuple):
         return self.row if self.last in (place, place - 1) else 0
 
     def added(self, place: int, num: int, skipped: Sequence[Skipped]) -> Count:
-        """Return the counts after ``num`` faults at the element ``place``, and what is known of
-        them.
-        """
+        """Return the counts after ``num`` faults at the element ``place``."""
         row = self.row_at(place)
         recent = self.recent if row else self.recent[-NUM_LAST + 1 :]
         return Count(self.total + num, row + num, place, (*recent, *skipped), self.epoch)
@@ -155,9 +149,7 @@ class FaultTotals(NamedTuple):
 
 
 def place_in(state: Mapping[str, Any]) -> int:
-    """Return how many elements of an iterator its state is after, those of earlier epochs
-    included.
-    """
+    """Return how many elements an iterator's state is after, of all epochs."""
     place: int = next(
         state[key] for key in ("next_index", "global_next_index", "tried") if key in state
     )
@@ -198,9 +190,7 @@ def fault_totals(
 
 
 def _is_after_choices(state: Mapping[str, Any]) -> bool:
-    """Return true for a cache, which has the parent's state after its choices, unless it has
-    another epoch.
-    """
+    """Return true for a cache, whose choices are before the parent's state."""
     return "cache_filled" in state and any(
         [of_step.place > 0 for of_step in fault_totals(state["parent"])]
     )
@@ -262,9 +252,7 @@ def _records(state: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _in_record(record: object) -> tuple[int, int]:
-    """Return how many elements a record of choices is about, and how many of them were skipped or
-    replaced.
-    """
+    """Return how many elements a record is about, and how many of them have failed."""
     if type(record) is not list:
         return 0, 0  # draws of a mixture
     num, choices = record

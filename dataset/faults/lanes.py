@@ -59,15 +59,13 @@ class LaneBudgets:
         self.restart()
 
     def check(self, lane: int, source: object, state: Callable[[], Any]) -> Exception | None:
-        """Count an element that is about to be delivered.
+        """Count an element of ``lane`` that is about to be delivered; return the error if a limit
+        is exceeded.
 
         Args:
             lane: whose element it is.
             source: states, that after the element among them.
             state: returns the state after the element.
-
-        Returns:
-            The error if a limit is exceeded.
         """
         if self.has_checked(lane, source):
             return None
@@ -89,9 +87,7 @@ class LaneBudgets:
         return None
 
     def has_checked(self, lane: int, source: object) -> bool:
-        """Return true if no element whose state is in ``source`` has faults that were not
-        counted.
-        """
+        """Return true if all faults of elements with states in ``source`` are counted."""
         return self._seen.get(lane, self) is source
 
     def _known(self, key: tuple[Any, ...]) -> int:
@@ -141,13 +137,7 @@ def lane_budgets(
     stream: object, tolerances: Iterable[Tolerance], *, is_common: bool = False
 ) -> LaneBudgets | None:
     """Return the budgets of a stream that delivers elements of lanes; ``None`` if nothing is
-    tolerated.
-
-    Args:
-        stream: has ``states_now``, and ``report_faults`` for its observer. The budgets refer to it
-            weakly.
-        tolerances: of the stages upstream.
-        is_common: see ``LaneBudgets``.
+    tolerated. They refer weakly to ``stream``, which has ``states_now`` and ``report_faults``.
     """
     found, ref = [*tolerances], weakref.ref(stream)
     return (

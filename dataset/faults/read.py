@@ -49,9 +49,7 @@ class _Copier(PipelineEditor):
 
 
 class OutcomesMapDataset(BlockMapDataset[Any]):
-    """The parent's elements; an ``Outcome`` where something failed, for the stream that reads
-    it.
-    """
+    """The parent's elements; an ``Outcome`` where something failed."""
 
     _element_spec = spec_of_first_parent
     _gm_keeps_indices = True
@@ -125,9 +123,7 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
 
 
 class KnownOutcomes:
-    """The faults of elements that are computed again, by index. The stream and the dataset that it
-    reads share it.
-    """
+    """The faults of elements that are computed again, by index."""
 
     __slots__ = ("_by_index", "until")
 
@@ -143,9 +139,7 @@ class KnownOutcomes:
 
 
 def tolerating(ds: DatasetNode) -> list[Any]:
-    """Return the map datasets upstream that tolerate faults, in the same order for all copies of
-    ``ds``.
-    """
+    """Return the map datasets upstream that tolerate faults, always in the same order."""
     return [
         node
         for node in ancestors(ds)
@@ -154,12 +148,8 @@ def tolerating(ds: DatasetNode) -> list[Any]:
 
 
 class _At(NamedTuple):
-    """A position.
-
-    Args:
-        next_index: the next index.
-        before: how many indices there were in earlier epochs.
-        counts: of each stage that tolerates faults.
+    """A position: the next index, the number of indices in earlier epochs, and the counts of each
+    stage that tolerates faults.
     """
 
     next_index: int
@@ -173,9 +163,7 @@ class _At(NamedTuple):
 
 
 class ReadOutcomes(Read):
-    """The elements of ``ds``, whose faults are counted when the element at their index is delivered
-    or skipped.
-    """
+    """The elements of ``ds``, whose faults count when the element is delivered or skipped."""
 
     makes_choices = counts_faults = True
 
@@ -237,9 +225,7 @@ class ReadOutcomes(Read):
         cell.pos = index, before, counts
 
     def _replayed_choices(self, cell: Cell, at: _At) -> Mapping[int, Choice]:
-        """Return what is known of the elements from ``at`` on that fail, by index, after noting it
-        for the dataset.
-        """
+        """Return the known faults from ``at`` on by index, noted for the dataset."""
         found: dict[int, Choice] = {}
         until = 0
         for record in () if cell.choices is None else cell.choices.to_come():
@@ -439,9 +425,7 @@ def check_faults(choice: object, num_stages: int, owner: object) -> None:
 
 
 def num_drawn(ds: MapDataset[Any], stage: object, num: int) -> int:
-    """Return how many elements of ``stage``, upstream of ``ds``, the first ``num`` elements of
-    ``ds`` are made of.
-    """
+    """Return how many elements of ``stage`` the first ``num`` elements of ``ds`` are made of."""
     if ds is stage:
         return num
     parents = [

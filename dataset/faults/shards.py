@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 
 class ShardFaults:
-    """The faults of one shard.
-
-    Law: a shard continues with the counts in the state that it is given: the same if the number of
-    shards is; else the same rate of its own elements, rounded up to a whole fault.
+    """The faults of one shard. It continues with the counts in the state that it is given: the same
+    if the number of shards is; else the same rate of its own elements, rounded up.
 
     Args:
         ds: the dataset.

@@ -28,14 +28,8 @@ _MOST = 64  # elements that are returned one by one before the consumer is asked
 class SkipFailed(Stream):
     """The outputs of the parent that do not fail.
 
-    The position: ``(the parent's, outputs that were tried, Count)``. The choice to skip an
-    output has the parent's state after it: computed again, the output may not fail, or be another.
-
-    Args:
-        stage: the definition.
-        parent: the stream.
-        tolerance: the arguments of ``tolerate``.
-        tracing: records what is skipped, of a pipeline that is explained.
+    The position: ``(the parent's, outputs that were tried, Count)``. The choice to skip an output
+    has the parent's state after it: computed again, the output may not fail, or be another.
     """
 
     flow = "dropping"
@@ -91,9 +85,7 @@ class SkipFailed(Stream):
             yield found.pop()
 
     def _one(self, cell: Cell) -> list[Any] | None:
-        """Return the next output in a list, which is empty at the end; ``None`` if it was
-        skipped.
-        """
+        """Return the next output in a list, empty at the end; ``None`` if it was skipped."""
         choices = cell.choices
         assert choices is not None
         choice = choices.ask(self.key)
@@ -293,7 +285,5 @@ class SkipFailed(Stream):
 
 
 def _after(inner: Cell, end: int, steps: Iterator[bool], count: Count) -> Pos:
-    """Return the position in a block of outputs; ``steps`` has one entry for each output that was
-    not yielded.
-    """
+    """Return the position in a block of outputs; ``steps`` has those that were not yielded."""
     return inner.settle(), end - length_hint(steps), count

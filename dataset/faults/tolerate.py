@@ -147,9 +147,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
 
     @cached
     def _keeps_attempts(self) -> bool:
-        """True if events of a failed attempt are dropped before the next one: the parent has such,
-        too.
-        """
+        """True if a retry drops events of the parent's failed attempt."""
         return self._gm_tolerance.retries > 0 and any(
             [node._gm_tolerance is not None for node in ancestors(self._gm_parent)]
         )
@@ -215,9 +213,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
         ]
 
     def _failing(self, index: int, num: int) -> Iterable[int]:
-        """Return the indices of the ``num`` elements that failed in place of the one at
-        ``index``.
-        """
+        """Return the indices that failed in place of ``index``."""
         return itertools.islice(self._candidates(index), num)
 
     def _check_replacements(self, num_failed: int, faults: list[Fault]) -> None:
@@ -231,9 +227,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
             raise error
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """Return ``index``, then others of its epoch and component in an order that follows from
-        the seed and ``index``.
-        """
+        """Return ``index``, then others of its epoch and component, as the seed says."""
         yield index
         length = len(self)
         if length < 2:

@@ -21,12 +21,7 @@ _MAX_BLOCK = 64  # elements that are computed before the consumer gets one, unle
 
 
 class LanesHere:
-    """Interface of ``LanesOfWorker``, for the consumer in place of a worker.
-
-    Args:
-        task: the pipeline.
-        budget: of the consumer.
-    """
+    """Interface of ``LanesOfWorker``, for the consumer in place of a worker."""
 
     is_up = is_calm = True
 
@@ -79,9 +74,7 @@ class LanesHere:
         return {number: self._states.pop(number)} if number in self._states else {}
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Let others compute these lanes, as soon as nothing is left that was computed ahead for
-        them.
-        """
+        """Let others compute these lanes, once what was computed ahead is taken."""
         self.leaving.update(numbers)
         self.receive_sent()
 
@@ -107,9 +100,7 @@ class LanesHere:
         self._reads_ahead = reads_ahead
 
     def _open(self, number: int) -> None:
-        """Begin to compute a lane. The first one has all threads that read, as long as it is
-        alone.
-        """
+        """Begin to compute a lane; as long as it is alone, it has all threads that read."""
         producer = self._producer
         before = producer.iterators
         producer.add(number, self._states[number])

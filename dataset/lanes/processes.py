@@ -119,7 +119,7 @@ class NamedWorker:
         index: which one.
         count: of how many.
         num_lanes: how many lanes there are.
-        numbers: which elements are those of all lanes; ``None`` if that is not known.
+        numbers: which elements are those of all lanes; ``None`` if unknown.
     """
 
     def __init__(
@@ -311,9 +311,7 @@ class LanesOfWorker(NamedWorker):
                 self._give(next(iter(self.lanes.values())), kind, number, content)
 
     def _restart(self, first: int | None = None) -> None:
-        """Has the worker continue with all lanes that are running, from where their last element
-        was fetched.
-        """
+        """Has the worker continue with all running lanes after what was fetched."""
         self._held = None
         self.leaving.clear()
         running = sorted(
@@ -413,18 +411,14 @@ class LanesOfWorker(NamedWorker):
         return is_careful
 
     def _must_report(self) -> bool:
-        """True if there was a death that no element need have caused, and no other lane reports
-        it.
-        """
+        """True if there was a death that nothing else reports."""
         died, self._died = self._died, None
         if self._unexplained and died is not None and not died.transport.incident().is_for(died):
             self._unexplained = ""
         return bool(self._unexplained)
 
     def _takes_care(self, death: WorkerDied, entries: list[Entry], *, is_sure: bool = True) -> bool:
-        """Decides how another worker continues where one has died; false if it would do the
-        same.
-        """
+        """Decides how another worker continues; false if it would do the same."""
         num = max([entry.stop for entry in entries if entry.who == OUTPUTS_MADE], default=0)
         reading = [entry for entry in entries if entry.who != OUTPUTS_MADE]
         is_known = is_sure and len(reading) == 1 and reading[0].stop - reading[0].start == 1
@@ -479,9 +473,7 @@ class LanesOfWorker(NamedWorker):
         return self._states[lane.number]
 
     def _has_passed(self, lane: WorkerLane, suspect: tuple[int, int]) -> bool:
-        """True if the next output arrives when a record at which a worker died is read once
-        more.
-        """
+        """True if the next output comes when the record that killed is read again."""
         self._suspect = None
         assert self._quarantine is not None
         self._quarantine = Quarantine(

@@ -66,9 +66,7 @@ class LanesOfActor(LanesOfWorker):
     def take_over(
         self, lanes: dict[int, WorkerLane], states: dict[int, Any], first: int | None
     ) -> None:
-        """Computes these lanes and no others, from these states on; carefully if it is known which
-        of them is dangerous.
-        """
+        """Computes these lanes alone; carefully if one of them is dangerous."""
         self.lanes = lanes
         if lanes:
             self._states, self._skipping = states, None
@@ -185,9 +183,7 @@ class LanesOnRay(AllLanes):
         self._divide({**self._states(), **states}, moved=states)
 
     def resize(self, num: int) -> None:
-        """Makes this many actors, or all that exist, compute the lanes from now on. May be called
-        by another thread.
-        """
+        """Makes this many actors, or all that exist, compute the lanes. For any thread."""
         self._settled_by = time.monotonic() + _ROOM_SECONDS
         self._num_wanted, self.is_settled, self._look_at = num, False, 0.0
 
@@ -219,9 +215,7 @@ class LanesOnRay(AllLanes):
             self._lose(actor, lane, str(loss))
 
     def _states(self) -> dict[int, Any]:
-        """Return the state of each lane that has not ended, in the order in which they are
-        needed.
-        """
+        """Return the states of the lanes that run, in the order in which they are needed."""
         lanes = [
             lane for lane in self.lanes if lane.number in self._actor_of and not lane.has_ended
         ]

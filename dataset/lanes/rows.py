@@ -35,7 +35,7 @@ def join_parts(
         parts: of all workers, none of which lacks rows since a lane is short.
         size: rows of each lane.
         stacks: whether rows must be stacked.
-        allocate: makes the arrays that rows are copied to, where there are several parts.
+        allocate: makes the arrays for the rows of several parts.
         unknown_row: gives a row of zeros where no part has any.
     """
     if all([NEVER not in counts for _, counts in parts]):
@@ -84,8 +84,6 @@ def zero_like(element: object) -> Any:
 class LaneRowsIterDataset(IterDataset[Part]):
     """The next ``size`` elements of each lane, step by step and without end: a lane that has ended
     gives no more.
-
-    Order: that of the lanes. State: that of every lane. Cost: one copy, of all rows of a step.
 
     Args:
         parent: the whole pipeline.

@@ -176,9 +176,7 @@ class RunningCounts:
         self.ended.add(i)
 
     def furthest_behind(self, aims: Aims) -> int:
-        """Return which of the components in ``aims`` is furthest behind its target, the first one
-        of several.
-        """
+        """Return the first of the components that are furthest behind their targets."""
         if aims is not self._aims:
             self._aim_for(aims)
         length, lengths, targets, whole = self._length, self.lengths, self.targets, self.whole

@@ -72,9 +72,7 @@ class Drawing:
         return self.log
 
     def begin_block(self) -> MixturePos:
-        """Return where the mixture is, before a block of elements whose position is computed on
-        demand.
-        """
+        """Return the position before a block whose position is computed on demand."""
         if self.num:
             self.base = self.mix.settled((self.base, self.log, self.num))
             self.log, self.num = [], 0

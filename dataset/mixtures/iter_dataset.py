@@ -73,9 +73,7 @@ class MixedIterDataset(IterDataset[T]):
         return f"MixedIterDataset({self.text_of_parameters(list)})"
 
     def text_of_parameters(self, kind: Callable[[Any], Any]) -> str:
-        """Return the text of its parameters; weights that are integers are of a sequence of this
-        kind.
-        """
+        """Return its parameters; proportions are in a sequence of this ``kind``."""
         weights = self._plan.shown
         weights = kind(weights) if isinstance(weights, tuple) else weights
         parts = [f"[{len(self._gm_parents)} parents]", f"{self._plan.parameter}={weights}"]

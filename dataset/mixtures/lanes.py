@@ -50,9 +50,7 @@ def lane_of(ds: MapDataset[Any], index: int, num_lanes: int, share: Share) -> Ma
 
 
 def _stages_of_elements(ds: MapDataset[Any]) -> tuple[list[MapDataset[Any]], MapDataset[Any]]:
-    """Return the stages from ``ds`` upstream that keep the index of each element, and the dataset
-    upstream of them.
-    """
+    """Return the stages from ``ds`` on that keep indices, and the dataset upstream."""
     stages = []
     while not isinstance(ds, MixedMapDataset) and ds._gm_keeps_indices:
         stages.append(ds)
@@ -93,14 +91,8 @@ class LaneParameters(Parameters):
 
 
 class NumberedLaneMapDataset(ReindexMapDataset[T]):
-    """The elements of a lane at their numbers in the whole stream; no elements at other numbers.
-
-    Order: the parent's. Cost: none to speak of.
-
-    Args:
-        parent: the lane.
-        index: its number.
-        num_lanes: how many lanes there are.
+    """The elements of lane ``index`` of ``num_lanes`` at their numbers in the whole stream; no
+    elements at other numbers.
     """
 
     _gm_adds_step = False  # seeds are those of the whole

@@ -68,9 +68,7 @@ class Plan(abc.ABC):
         """Return the number of elements of each component before ``position``."""
 
     def most_counts(self, position: int) -> list[int]:
-        """Return numbers of each one that come before ``position`` at most; by default the exact
-        ones.
-        """
+        """Return the most elements of each before ``position``; by default the exact numbers."""
         return self.counts(position)
 
     def counts_by_name(self, position: int) -> dict[str, int]:
@@ -193,9 +191,7 @@ class SchedulePlan(Plan):
 
 
 def plan_of(description: object) -> Plan:
-    """Return the plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid
-    description.
-    """
+    """Return the plan that was ``described``, or raise ``ValueError`` or ``TypeError``."""
     if not isinstance(description, Mapping) or not description:
         raise ValueError(f"weights must be a mapping, got {shown(description)}")
     counts = plain_counts([*description.values()])
@@ -206,13 +202,13 @@ def plan_of(description: object) -> Plan:
 
 
 class _Phase(NamedTuple):
-    """Positions of a mixture from ``start`` on, in which the same components are left.
+    """Positions of a mixture in which the same components are left.
 
     Args:
         start: the first position.
         plan: of those that are left.
         members: their numbers among all.
-        offsets: how many elements of each came before, beyond what the plan says.
+        offsets: how many more elements of each came before than the plan says.
     """
 
     start: int
@@ -228,13 +224,8 @@ class _Phase(NamedTuple):
 
 
 class PlannedSelectionMap(BlockSelectionMap):
-    """Element ``n`` comes from the component that a plan says, until one of them has ended, or all,
-    or forever.
-
-    Args:
-        plan: says which component is next.
-        lengths: of the components.
-        stop: ``"first"``, ``"all"`` or ``"never"``.
+    """Element ``n`` comes from the component that ``plan`` says, until one of them has ended, or
+    all, or forever, as ``stop`` says.
     """
 
     def __init__(self, plan: Plan, lengths: Sequence[int], stop: str) -> None:

@@ -19,7 +19,7 @@ class MixturePos(NamedTuple):
         parts: the positions of the components.
         num_asked: how often a component was asked for an element.
         has_ended: no more elements follow.
-        counts: what was drawn of each component; ``None``: it follows from the index.
+        counts: what was drawn of each; ``None``: it follows from the index.
     """
 
     parts: tuple[Pos, ...]

@@ -98,9 +98,7 @@ def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | No
 
 
 def counts_by_name(mix: Mix, counts: DrawCounts | None, index: int) -> dict[str, dict[str, int]]:
-    """Return what was drawn of each component, for users; ``counts`` and ``index`` as in a
-    standing.
-    """
+    """Return what was drawn of each component, for users."""
     return (counts or DrawCounts.of_elements(mix.plan.counts(index))).by_name(mix.plan.names)
 
 

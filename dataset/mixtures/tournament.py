@@ -8,12 +8,8 @@ from typing import NamedTuple
 
 
 class Runner(NamedTuple):
-    """A number ``start - share * length``.
-
-    Args:
-        start: at the length 0.
-        name: of several that are equal, the one with the least name comes first.
-        share: how quickly the number falls.
+    """A number ``start - share * length``; of several equal ones that with the least ``name`` comes
+    first.
     """
 
     start: int

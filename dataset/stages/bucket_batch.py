@@ -185,9 +185,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         return map(self._batch, as_ints(indices))
 
     def _members(self, index: int) -> tuple[BucketElements, slice, int]:
-        """Returns the elements of a batch, which of them are this shard's, and how many rows that
-        has if none is missing.
-        """
+        """Returns the elements of a batch, this shard's slice, and its full size."""
         members, shard = self._plan.members(index), self._gm_parameters.shard_options
         size = self._gm_parameters.batch_sizes[members.bucket] // shard.shard_count
         return members, slice(shard.shard_index * size, (shard.shard_index + 1) * size), size
@@ -223,9 +221,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
 
 
 def _lengths_of(base: MapDataset[Any], lengths: object) -> Lengths:
-    """Returns ``lengths``, or those that the source of ``base`` has, one for each element of
-    ``base``.
-    """
+    """Returns ``lengths``, or those of the source, one for each element of ``base``."""
     if lengths is None:
         lengths = getattr(base, "lengths", None)
         if lengths is None:

@@ -149,16 +149,10 @@ def check_no_draws(
 
 class DiskCacheMapDataset(BlockMapDataset[T]):
     """The elements of the parent, kept on disk when they are first computed, and read from there
-    afterwards.
+    afterwards; see ``MapDataset.cache``.
 
     Order: the parent's. Cost: to store an element, its pickle; then one read, without copies of
     arrays.
-
-    Args:
-        parent: the dataset, which has the same element at a position in all epochs.
-        path: the folder.
-        max_bytes: how much may be kept in ``path``; ``None``: no limit.
-        freeze: allow random stages upstream: all epochs have the elements of the first one.
     """
 
     _element_spec = spec_of_first_parent
@@ -190,9 +184,7 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
             yield (element, element := None)[0]
 
     def _computed(self, store: DiskStore, key: int) -> Any:
-        """Return the element at ``key``, which is not stored; or what another thread that computes
-        it has stored.
-        """
+        """Return the element at ``key``, computed by one thread."""
         claim = Lock()
         with claim:  # which others wait for, and which an interrupt releases
             other = store.claims.setdefault(key, claim)

@@ -43,19 +43,10 @@ _NUM_PARTS = 3  # of a block on disk, without choices
 
 class DiskCacheIterDataset(IterDataset[T]):
     """The elements of the parent, kept on disk when they are first computed, and read from there
-    afterwards.
-
-    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state after
-    it.
+    afterwards, in blocks of up to 256 elements or 1 MB.
 
     Order: the parent's. State: the parent's before the current block, and the place in the block.
     Cost: to store an element, its pickle; then to unpickle it.
-
-    Args:
-        parent: the stream.
-        path: the folder.
-        max_bytes: how much may be kept in ``path``; ``None``: no limit.
-        freeze: allow ``random_map`` upstream.
     """
 
     _element_spec = spec_of_first_parent
@@ -118,16 +109,11 @@ class _CachedBlock:
 
 
 class DiskBlocks(Replaying):
-    """The parent's elements, in blocks that are kept on disk.
+    """The parent's elements, in blocks that are kept in ``cache``, if there is one.
 
     The position: the parent's before the block, the number of elements before it, how many of its
     elements were delivered, and true if an element was skipped, so that the blocks on disk have
     other positions.
-
-    Args:
-        stage: the definition.
-        parent: the stream.
-        cache: where blocks are kept; ``None``: nowhere.
     """
 
     keys = ("parent", "start", "offset", "has_skipped")
@@ -185,9 +171,7 @@ class DiskBlocks(Replaying):
         return self._pos(block, len(block.elements) - length_hint(left))
 
     def _begin(self, cell: Cell) -> tuple[_CachedBlock, int]:
-        """Return the block of the position of ``cell``, and how many of its elements were
-        delivered.
-        """
+        """Return the block of the position, and how many of its elements were delivered."""
         before, start, offset, has_skipped, records = cell.settle()
         if self.choices is not None:
             self.choices.outer = cell.choices

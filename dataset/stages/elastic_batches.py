@@ -40,11 +40,10 @@ _END: Any = object()
 class Batches(Stream):
     """The batches of one shard of a map dataset that has an element at every index.
 
-    The position: the index of the next element of all shards, and the counts of faults. The
-    batches come from a pipeline that begins at an index.
+    The position: the index of the next element of all shards, and the counts of faults. The batches
+    come from a pipeline that begins at an index.
 
     Args:
-        stage: the definition.
         ds: the dataset.
         size: elements in a batch of all shards together.
         shard: the shard.
@@ -264,9 +263,7 @@ class SparseBatches(Batches):
 
 
 def batches_of(ds: MapDataset[Any], **given: Any) -> Callable[[Any], Batches]:
-    """Return what makes the stream of the batches of ``ds``, with these other arguments of
-    ``Batches``.
-    """
+    """Return what makes the stream of the batches of ``ds``."""
     return partial(SparseBatches if dropping_steps(ds) else Batches, ds=ds, **given)
 
 
@@ -318,7 +315,6 @@ class StepsOfWorker(Layer):
     workers.
 
     Args:
-        stage: the definition.
         parent: says of each index whether the dataset has an element there.
         start: the index at which the first step begins.
         length: of the dataset.

@@ -29,7 +29,6 @@ class ElasticFiles(Stream):
     """The share of one shard in an interleave of datasets. The position is that of its batches.
 
     Args:
-        stage: the definition.
         running: gives the elements, or batches, of the share.
         num_datasets: of all shards.
         cycle_length: of the interleave of all.

@@ -28,9 +28,7 @@ _BUFFER_SIZE = 16  # elements of each of several files that are ready ahead
 
 
 class ReadingIterDataset(IterDataset[T]):
-    """The elements of what is read from the beginning to the end. Subclasses open a ``Reading`` for
-    each of their parts.
-    """
+    """The elements of what is read from the beginning to the end, by a ``Reading`` of each part."""
 
     _gm_num_elements = unknown_number  # known when the files are read
 

@@ -35,9 +35,7 @@ class FilterGuard:
         )
 
     def check(self, decisions: list[bool], options: DatasetOptions) -> None:
-        """Checks a full window of ``decisions``, and clear it; after an error when a user has got
-        that.
-        """
+        """Checks a full window, and clears it; after an error when a user has got that."""
         num_dropped = decisions.count(False)
         ratio = num_dropped / len(decisions)
         threshold = options.filter_raise_threshold_ratio

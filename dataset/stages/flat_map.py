@@ -122,9 +122,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     def _parts(
         self, numbers: Sequence[int], found: dict[int, _Items], split: Iterator[list[Any]]
     ) -> Iterator[Any]:
-        """Returns the items at ``numbers``: of elements in ``found``, or of the next ones in
-        ``split``.
-        """
+        """Returns the items at ``numbers``, of ``found`` or the next of ``split``."""
         size, num_left = self._max_fan_out, len(numbers)
         for i in numbers:
             number, position = divmod(i, size)
@@ -261,9 +259,7 @@ def flat_map_of(transform: object, max_fan_out: int | None) -> FlatMap:
 
 
 def items_of(transform: FlatMap, element: object, most: int) -> list[Any]:
-    """Returns the items that ``transform`` makes of ``element``: no more than ``most``, its
-    ``max_fan_out``.
-    """
+    """Returns the items that ``transform`` makes of ``element``, at most ``most``."""
     items = as_list(transform.flat_map(element), transform, most + 1)
     if len(items) > most:
         raise ValueError(

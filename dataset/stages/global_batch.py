@@ -296,9 +296,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return stage, lane
 
     def num_steps_after(self, rows: int) -> Length:
-        """Returns the number of steps that follow when every lane has given ``rows`` rows, if it is
-        known.
-        """
+        """Returns the number of steps after ``rows`` rows of every lane."""
         size = self._gm_parameters.rows_per_lane
         left = [scaled(length, lambda num: max(0, num - rows)) for length in self.lane_lengths]
         if self._gm_parameters.end == "pad":
@@ -359,9 +357,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
 
 def _own_number(num: int, largest: bool = False) -> int:
-    """Stands for an agreement of hosts in a traced stream, which is not asked for more than they
-    agreed on.
-    """
+    """Stands for an agreement of hosts in a traced stream, which asks for nothing more."""
     return 1 if largest else num
 
 
@@ -379,9 +375,7 @@ def _without_padding(step: tuple[Traced, Any]) -> Traced:
 
 
 def _check_roots(parent: IterDataset[Any], num_lanes: int) -> None:
-    """Refuses a pipeline of which some lane would have nothing: a root is shorter than the number
-    of lanes.
-    """
+    """Refuses a pipeline with a root that is shorter than the number of lanes."""
     for node in ancestors(slice_pipeline(parent, num_lanes - 1, num_lanes, by_lanes=True)):
         is_share = (
             node._gm_is_share

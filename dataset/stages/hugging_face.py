@@ -46,9 +46,7 @@ class HuggingFaceParameters(Parameters):
 
 
 class _Place(Value):
-    """The position of the library's stream after ``index`` elements: its state, or its
-    beginning.
-    """
+    """The position of the library's stream after ``index`` elements, or its beginning."""
 
     index: int
     library_state: str  # empty at the beginning
@@ -64,12 +62,10 @@ class _Position(NamedTuple):
 
 
 class Examples(Reading):
-    """The examples of a stream of the library, with a single reader.
-
-    It is opened when it is needed, from the last known place, and dropped when it fails.
+    """The examples of a stream of the library, with a single reader. It is opened when it is
+    needed, from the last known place, and dropped when it fails.
 
     Args:
-        stage: the definition.
         data: the library's data set.
         facts: its properties.
         kept: which of its examples are delivered.
@@ -140,9 +136,7 @@ class Examples(Reading):
         )
 
     def _num_read(self, index: int) -> int:
-        """Return how many examples of the stream have been read when ``index`` elements have been
-        delivered.
-        """
+        """Return how many examples have been read for ``index`` elements."""
         return self._kept[index - 1] + 1 if index else 0
 
     def _open(self, index: int, place: _Place) -> None:
@@ -173,9 +167,7 @@ class Examples(Reading):
             self._finish(reader)
 
     def _place_at(self, index: int, place: _Place) -> _Place:
-        """Return the place at ``index``, if it is known or the reader is there; else ``place``,
-        which is before it.
-        """
+        """Return the place at ``index``, if it can be known; else ``place``, before it."""
         if place.index == index or not self._facts.is_exact:
             return place
         if self._known.index != index and self._examples is not None and self._index == index:

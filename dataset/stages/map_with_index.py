@@ -24,9 +24,7 @@ T = TypeVar("T")
 
 
 class NumberedMapDataset(BlockMapDataset[T]):
-    """Base of the stages that call a function of the index and the element; ``None`` is passed on
-    without a call.
-    """
+    """Base of the stages that call a function of the index and the element."""
 
     _element_spec = transformed_spec
     _gm_keeps_indices = True

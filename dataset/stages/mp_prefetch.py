@@ -111,9 +111,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         return new.divided_by_lanes(self._by_lanes)
 
     def divided_by_lanes(self, by_lanes: bool) -> MultiprocessPrefetchIterDataset[T]:
-        """Return this dataset, which was not used before, where mixtures are divided as in lanes,
-        or are not.
-        """
+        """Return this new dataset, with mixtures divided as in lanes or not."""
         self._by_lanes = by_lanes
         return self
 

@@ -137,9 +137,7 @@ class TracedStepwise(Stream):
 
 
 class TracedMapDataset(BlockMapDataset[Any]):
-    """The elements of the parent with their records; ``None`` where there is none, unless ``None``
-    is an element.
-    """
+    """The elements of the parent with their records."""
 
     _gm_keeps_indices = True
     _gm_is_rebuilt = True
@@ -188,9 +186,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
 
 
 def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """Returns the part of ``ds`` that decides at which indices there are elements, if the functions
-    downstream drop none.
-    """
+    """Returns the part of ``ds`` that decides at which indices there are elements."""
     while ds._gm_may_drop and ds._gm_parents:
         ds = ds._gm_parents[0]
     return ds

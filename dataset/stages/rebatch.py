@@ -90,9 +90,7 @@ class RebatchIterDataset(IterDataset[T]):
 
 
 def _traced_rows(x: Traced) -> Array:
-    """Returns the rows of a batch as an array of objects. If it is not known how many there are, it
-    has to be computed.
-    """
+    """Returns the rows of a batch, computed if their number is not known, as an array."""
     if not x.is_batch or x.changed_by:
         num_rows = tree.flatten(x.value)[0][0].shape[0]
     else:

@@ -67,10 +67,7 @@ class ExactAssignment(Assignment):
 
 class KeyAssignment(Assignment):
     """Parts that a hash of each element's key decides. Keys are computed when they are first
-    needed.
-
-    Pickled, it has what it computed, and computes it before if it has not: no other process reads
-    everything again.
+    needed, and pickled: no other process reads everything again.
 
     Args:
         keyed: what keys are computed of.

@@ -120,9 +120,7 @@ class PipelineProducer:
         return [lane.iterator for lane in self._lanes.values() if lane.iterator is not None]
 
     def renew(self, task: PipelineTask) -> None:
-        """Prepares for another iterator: sources and transforms are as they were sent, without
-        changes by the last iterator.
-        """
+        """Prepares for another iterator, with sources and transforms as they were sent."""
         self.close()
         self._task = task
         self._lanes = {}
@@ -183,9 +181,7 @@ class PipelineProducer:
             part.drain()
 
     def is_drained(self, number: int) -> bool:
-        """See ``Divided``. Of several datasets one may seldom be drawn from, so that is not waited
-        for.
-        """
+        """See ``Divided``. One of several datasets may seldom be drawn from: no wait."""
         lane = self._lanes[number]
         found = ahead_of(lane.iterator)
         return all([part.is_drained for part in found]) or (
@@ -309,9 +305,7 @@ def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
 
 
 def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
-    """Has all that reads by index upstream use its part of the threads and of what may be ahead,
-    which lanes share.
-    """
+    """Has all that reads upstream use its part of what lanes share."""
     for reader in readers(it):
         reader.share(num_lanes)
 
@@ -336,9 +330,7 @@ def divide_worker(count: int, worker: Any) -> None:
 
 
 def roots(it: DatasetIterator[Any]) -> list[StreamIterator[Any]]:
-    """Return the iterators at the beginning of everything upstream that read map datasets, always
-    in the same order.
-    """
+    """Return the iterators upstream that read map datasets, always in the same order."""
     if isinstance(it, StreamIterator) and it._gm_engine.draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
