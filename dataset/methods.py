@@ -329,7 +329,8 @@ class MapElementMethods(Generic[T_co]):
             >>> list(ds.tolerate(max_rate=None)), list(ds.tolerate(max_rate=None, then="replace"))
             ([8, 4, 2], [8, 2, 4, 2])
         """
-        from gristmill.dataset.faults.tolerate import TolerateMapDataset, TolerateParameters
+        from gristmill.dataset.faults.budget import TolerateParameters
+        from gristmill.dataset.faults.tolerate import TolerateMapDataset
 
         given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
         return TolerateMapDataset(self, TolerateParameters(*given))
@@ -1084,7 +1085,8 @@ class IterElementMethods(Generic[T_co]):
             >>> list(ds.tolerate(max_rate=None))
             [2, 1]
         """
-        from gristmill.dataset.faults.tolerate import TolerateIterDataset, TolerateParameters
+        from gristmill.dataset.faults.budget import TolerateParameters
+        from gristmill.dataset.faults.tolerate import TolerateIterDataset
 
         given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
         return TolerateIterDataset(self, TolerateParameters(*given))

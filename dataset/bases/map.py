@@ -397,7 +397,7 @@ def source_reads_once(source: object) -> bool:
 
 
 def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[Any], Indices]:
-    """Returns the farthest dataset upstream with the elements of ``ds``, and their indices in it."""
+    """Returns the farthest dataset upstream with the elements of ``ds``, and their indices."""
     while (found := ds._gm_behind(indices)) is not None:
         ds, indices = found
     return ds, indices

@@ -98,6 +98,7 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     delivered output. Cost: handing over outputs from thread to thread.
     """
 
+    _gm_parameters: MultithreadPrefetchParameters
     _gm_adds_step = False  # seeds are those of the same pipeline without threads
     _gm_states_have_place = True
     _element_spec = spec_of_first_parent
@@ -112,12 +113,10 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     ) -> None:
         super().__init__(parent)
         self._num_threads = lanes_of_threads(num_threads)
-        self._buffer_size = buffer_size
         self._sequential_slice = bool(sequential_slice)
-        self._given = MultithreadPrefetchParameters(
+        self._gm_parameters = MultithreadPrefetchParameters(
             num_threads, buffer_size, self._sequential_slice, max_workers
         )
-        self._gm_parameters = self._given
         # raises if that is impossible
         slice_pipeline(self._gm_parent, 0, self._num_threads, sequential=self._sequential_slice)
 
@@ -134,12 +133,12 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
         return RoundRobinIterator(self, task, self._executor())
 
     def _executor(self) -> Executor:
-        given = self._given
-        if given.num_threads != "auto" or not self._buffer_size:
-            return ThreadExecutor(self._num_threads, self._buffer_size)
+        given = self._gm_parameters
+        if given.num_threads != "auto" or not given.buffer_size:
+            return ThreadExecutor(self._num_threads, given.buffer_size)
         options = MultiprocessingOptions(
             "auto",
-            self._buffer_size,
+            given.buffer_size,
             num_lanes=self._num_threads,
             executor="threads",
             max_workers=given.max_workers,
