@@ -99,11 +99,9 @@ def kept_rows(before: Traced, after: Traced, stage: str) -> Rows:
         if record.cells and not cells:
             return [_unknown(record, stage)]
         was_empty = all([x.start == x.stop for x in record.cells])
-        return (
-            [record.replaced(cells=cells)]
-            if was_empty or any([x.stop > x.start for x in cells])
-            else []
-        )
+        if was_empty or any([x.stop > x.start for x in cells]):
+            return [record.replaced(cells=cells)]
+        return []
 
     return [tuple([new for record in row for new in kept(record)]) for row in rows]
 

@@ -222,8 +222,6 @@ def length_hint(stream: Any) -> Any:
         length = num_elements(stream)
     except Exception:
         return NotImplemented
-    return (
-        length.num
-        if isinstance(length, Exact | AtMost) and length.num <= _MAX_HINT
-        else NotImplemented
-    )
+    if isinstance(length, Exact | AtMost) and length.num <= _MAX_HINT:
+        return length.num
+    return NotImplemented

@@ -171,11 +171,9 @@ class DatasetNode(Node):
 
         def __getattr__(self, name: str) -> Any:
             inherited = getattr(super(), "__getattr__", None)  # of another base of a user's class
-            return (
-                inherited(name)
-                if inherited
-                else lookup_with_hint(object.__getattribute__, self, name)
-            )
+            if inherited:
+                return inherited(name)
+            return lookup_with_hint(object.__getattribute__, self, name)
 
     @property
     def _gm_is_mixed_in_lanes(self) -> bool:

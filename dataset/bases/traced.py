@@ -263,11 +263,9 @@ def _rows(ds: Any, index: int, record: LineageRecord) -> tuple[Rows, bool]:
         return [tuple([x for row in rows for x in row]) for rows, _ in found], True
     if len(found) == 1:
         rows, is_batch = found[0]
-        return (
-            (cut_by(rows, str(ds)), is_batch)
-            if ds._gm_takes_apart and is_batch and are_several(rows)
-            else found[0]
-        )
+        if ds._gm_takes_apart and is_batch and are_several(rows):
+            return cut_by(rows, str(ds)), is_batch
+        return found[0]
     return joined_rows([rows for rows, _ in found], any([is_batch for _, is_batch in found]))
 
 

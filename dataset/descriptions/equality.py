@@ -91,11 +91,9 @@ def difference(expected: Sequence[Leaf], got: Sequence[Leaf]) -> tuple[str, Any,
             return _place(a, b)
     if len(expected) != len(got):
         longer = max(expected, got, key=len)[min(len(expected), len(got))]
-        return (
-            (longer.path, longer.shown, "nothing")
-            if len(expected) > len(got)
-            else (longer.path, "nothing", longer.shown)
-        )
+        if len(expected) > len(got):
+            return longer.path, longer.shown, "nothing"
+        return longer.path, "nothing", longer.shown
     return None
 
 

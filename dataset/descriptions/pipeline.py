@@ -110,11 +110,9 @@ def file_paths(source: object) -> Sequence[str]:
     paths = getattr(source, "paths", None) or getattr(
         getattr(source, "_files", None), "paths", None
     )
-    return (
-        paths
-        if isinstance(paths, list | tuple) and all([isinstance(path, str) for path in paths[:1]])
-        else ()
-    )
+    if isinstance(paths, list | tuple) and all([isinstance(path, str) for path in paths[:1]]):
+        return paths
+    return ()
 
 
 def source_files(source: object) -> list[str] | None:
@@ -168,11 +166,9 @@ def source_difference(
     if saved == own:
         return None
     is_elsewhere = own_files is not None and _without_paths(saved) == _without_paths(own)
-    return (
-        "Its files are in another folder, and only a hash of the paths was saved"
-        if is_elsewhere
-        else ""
-    )
+    if is_elsewhere:
+        return "Its files are in another folder, and only a hash of the paths was saved"
+    return ""
 
 
 def _file_difference(saved: object, own: Sequence[str]) -> str | None:

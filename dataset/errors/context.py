@@ -243,11 +243,9 @@ def deliver(error: BaseException) -> None:
 def note_at(error: BaseException) -> Note | None:
     """Our note at ``error``."""
     notes = vars(error).get("__notes__")
-    return (
-        next((old for old in notes if isinstance(old, Note)), None)
-        if isinstance(notes, list)
-        else None
-    )
+    if isinstance(notes, list):
+        return next((old for old in notes if isinstance(old, Note)), None)
+    return None
 
 
 def note(error: BaseException, new: Note) -> None:

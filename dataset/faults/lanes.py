@@ -140,13 +140,11 @@ def lane_budgets(
     tolerated. They refer weakly to ``stream``, which has ``states_now`` and ``report_faults``.
     """
     found, ref = [*tolerances], weakref.ref(stream)
-    return (
-        LaneBudgets(
+    if found:
+        return LaneBudgets(
             found, partial(_states_now, ref), partial(_report_faults, ref), is_common=is_common
         )
-        if found
-        else None
-    )
+    return None
 
 
 def _states_now(owner: Callable[[], Any]) -> list[Any]:

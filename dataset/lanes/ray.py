@@ -165,11 +165,9 @@ class LanesOnRay(AllLanes):
     def text(self, lane: WorkerLane) -> str:
         """Return which worker computes a lane, and where that is."""
         group = self._groups.get(self._actor_of.get(lane.number, -1))
-        return (
-            f"lane {lane.number}, which no actor computes now"
-            if group is None
-            else group.text(lane)
-        )
+        if group is None:
+            return f"lane {lane.number}, which no actor computes now"
+        return group.text(lane)
 
     def start(self, states: dict[int, Any]) -> None:
         """Begins to compute these lanes from these states on. They are needed in this order."""

@@ -86,11 +86,9 @@ class MixedIterDataset(IterDataset[T]):
     def _gm_num_elements(self) -> Length:
         lengths = [num_elements(parent) for parent in self._gm_parents]
         if self._stop != "first":
-            return (
-                Infinite()
-                if self._stop == "never" and self._plan.end is None
-                else at_most(added(lengths))
-            )
+            if self._stop == "never" and self._plan.end is None:
+                return Infinite()
+            return at_most(added(lengths))
         # It ends with the first component that is drawn from without an element left, which depends
         # on the pattern.
         total = at_most(added(lengths))

@@ -68,13 +68,11 @@ def _over(stage: MapDataset[Any], parent: MapDataset[Any]) -> MapDataset[Any]:
     old = stage._gm_parents[0]
 
     def replaced(value: object) -> Any:
-        return (
-            parent
-            if value is old
-            else (parent,)
-            if isinstance(value, tuple) and value == (old,)
-            else value
-        )
+        if value is old:
+            return parent
+        if isinstance(value, tuple) and value == (old,):
+            return (parent,)
+        return value
 
     # A stage that keeps indices keeps nothing that depends on the length of its parent.
     new: MapDataset[Any] = (

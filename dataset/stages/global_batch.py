@@ -310,11 +310,9 @@ class GlobalBatchIterDataset(IterDataset[T]):
     def _element_spec(self) -> Any:
         num, batch_fn = self._gm_parameters.num_rows, batch_function(self._gm_parameters.batch_fn)
         batch = batched_spec(batch_fn, spec_of(self._gm_parent), num, True)
-        return (
-            (batch, ShapeDtypeStruct((num,), np.bool_))
-            if self._gm_parameters.end == "pad"
-            else batch
-        )
+        if self._gm_parameters.end == "pad":
+            return batch, ShapeDtypeStruct((num,), np.bool_)
+        return batch
 
     def zero_row(self) -> Any:
         """Returns an element of zeros if the element spec is known without reading."""

@@ -129,11 +129,9 @@ class Examples(Reading):
             return self._examples
         left = self._kept[index:]
         num_read = self._num_read(index)
-        return (
-            islice(self._examples, left[0] - num_read, left[-1] + 1 - num_read, left.step)
-            if left
-            else iter(())
-        )
+        if left:
+            return islice(self._examples, left[0] - num_read, left[-1] + 1 - num_read, left.step)
+        return iter(())
 
     def _num_read(self, index: int) -> int:
         """Return how many examples have been read for ``index`` elements."""

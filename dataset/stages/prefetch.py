@@ -71,11 +71,9 @@ class PrefetchIterDataset(IterDataset[T]):
 
     def _gm_num_elements(self) -> Length:
         length = num_elements(self._gm_parent)
-        return (
-            length
-            if self._gm_drops or isinstance(length, Infinite)
-            else of_number(len(self._gm_parent))
-        )
+        if self._gm_drops or isinstance(length, Infinite):
+            return length
+        return of_number(len(self._gm_parent))
 
     @property
     def _gm_work_options(self) -> Sequence[Any]:

@@ -132,11 +132,9 @@ class RepeatIterDataset(IterDataset[T]):
 
     def _gm_num_elements(self) -> Length:
         times = self._gm_parameters.num_epochs
-        return (
-            Infinite()
-            if times is None
-            else scaled(num_elements(self._gm_parent), lambda num: num * times)
-        )
+        if times is None:
+            return Infinite()
+        return scaled(num_elements(self._gm_parent), lambda num: num * times)
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         return tracing.over(self, _note_epoch=with_epochs)

@@ -52,8 +52,6 @@ class RunsMapDataset(ReindexMapDataset[T]):
 
     def _reindex_range(self, indices: range) -> Indices | None:
         first, last = self.numbers(indices[0]), self.numbers(indices[-1])
-        return (
-            range(first, last + 1)
-            if last - first == len(indices) - 1 and indices.step == 1
-            else None
-        )
+        if last - first == len(indices) - 1 and indices.step == 1:
+            return range(first, last + 1)
+        return None

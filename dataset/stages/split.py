@@ -102,11 +102,9 @@ class KeyAssignment(Assignment):
 
     def position(self, part: int, index: Any) -> Any:
         positions = self._positions()[part]
-        return (
-            int(positions[index])
-            if type(index) is int
-            else positions[index.astype(np.int64)].astype(np.int64)
-        )
+        if type(index) is int:
+            return int(positions[index])
+        return positions[index.astype(np.int64)].astype(np.int64)
 
     def _positions(self) -> list[NDArray[Any]]:
         if self._parts is None:

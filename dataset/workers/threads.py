@@ -219,11 +219,9 @@ class ThreadTransport:
     @property
     def place(self) -> str:
         """The name and the identity of its thread, in words."""
-        return (
-            "not started"
-            if self._thread is None
-            else f"thread {self._thread.name}, {self._thread.ident}"
-        )
+        if self._thread is None:
+            return "not started"
+        return f"thread {self._thread.name}, {self._thread.ident}"
 
     def stacks(self) -> str | None:
         """Return the stack of its thread; empty if it does not run."""
