@@ -112,11 +112,10 @@ def pick_performance_config(
                 f"ds must not be an iterator, which would be moved, got {node}: pass the dataset"
                 " that it reads"
             )
-    budget = (
-        available_memory()
-        if ram_budget_mb is None
-        else min(_check_budget(ram_budget_mb) * _MIB, available_memory())
-    )
+    if ram_budget_mb is None:
+        budget = available_memory()
+    else:
+        budget = min(_check_budget(ram_budget_mb) * _MIB, available_memory())
     worker_cap = (
         usable_cpus() if max_workers is None else as_int("max_workers", max_workers, minimum=0)
     )
@@ -202,11 +201,10 @@ class _Unbuffered(PipelineEditor):
             )
         if isinstance(ds, InterleaveIterDataset):
             parts = ds._gm_datasets
-            parts = (
-                MapDataset.map(parts, _unbuffered_part)
-                if isinstance(parts, MapDataset)
-                else [_unbuffered_part(part) for part in parts]
-            )
+            if isinstance(parts, MapDataset):
+                parts = MapDataset.map(parts, _unbuffered_part)
+            else:
+                parts = [_unbuffered_part(part) for part in parts]
             cycle_length = parameters_of(ds).cycle_length
             return InterleaveIterDataset(
                 parts, cycle_length=cycle_length, make_iter_buffer_size=0, iter_buffer_size=0

@@ -257,13 +257,12 @@ spec_of_first_parent = property(_spec_of_first_parent)
 
 def as_parents(parents: object, *kinds: type) -> tuple[Any, ...]:
     """Returns ``parents`` as a tuple: one object of one of ``kinds``, or an iterable of such."""
-    found = (
-        (parents,)
-        if isinstance(parents, kinds)
-        else tuple(parents)
-        if isinstance(parents, Iterable)
-        else None
-    )
+    if isinstance(parents, kinds):
+        found = (parents,)
+    elif isinstance(parents, Iterable):
+        found = tuple(parents)
+    else:
+        found = None
     if found is None or not all([issubclass(kind, kinds) for kind in {type(p) for p in found}]):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"parents must be a {names} or a sequence of them, got {shown(parents)}")

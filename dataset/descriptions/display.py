@@ -67,11 +67,10 @@ def chain_text(pipeline: Node) -> str:
 def _chain_text(pipeline: Node) -> str:
     kind = pipeline._gm_node_family
     length = length_text(stage_length(pipeline))
-    head = (
-        f"{kind} of {length}:"
-        if length.endswith(("element", "elements"))
-        else f"{kind}{length and ', '}{length}:"
-    )
+    if length.endswith(("element", "elements")):
+        head = f"{kind} of {length}:"
+    else:
+        head = f"{kind}{length and ', '}{length}:"
     lines = abbreviated(_lines(pipeline, {}, 0), _MAX_LINES, lambda num: f"… {num} more lines …")
     return "\n".join([head, *["  " + line for line in lines]])
 

@@ -40,10 +40,8 @@ class ShardFaults:
     def _joined(self, limits: Limits, lanes: Sequence[FaultTotals]) -> Faults:
         if self._is_common:
             lanes = [max(lanes, key=lambda totals: totals.tried)]
-        total, tried = (
-            sum([totals.total for totals in lanes]),
-            sum([totals.tried for totals in lanes]),
-        )
+        total = sum([totals.total for totals in lanes])
+        tried = sum([totals.tried for totals in lanes])
         recent = [skipped for totals in lanes for skipped in totals.recent]
         return Faults({"total": total, "tried": tried}, limits, tuple(recent))
 

@@ -189,11 +189,10 @@ class NamedWorker:
 
     def _accusation(self, death: WorkerDied, who: int, index: int) -> str:
         number, root = lane_and_root(who)
-        where = (
-            f"at element {index} of its input {root}"
-            if root
-            else place({"next_index": index}, self._numbers(number), exact=True)
-        )
+        if root:
+            where = f"at element {index} of its input {root}"
+        else:
+            where = place({"next_index": index}, self._numbers(number), exact=True)
         return (
             f"{self._death(death, number)}, {where}. Nothing is lost: it.skip_failed() continues "
             "without that element, it.set_state(it.get_state()) tries it again"
@@ -430,11 +429,10 @@ class LanesOfWorker(NamedWorker):
                 {**refused, (who, index): self._accusation(death, who, index)}
             )
         elif not is_sure or (self._quarantine is None and (reading or num > 1)):
-            lane = (
-                self._lane_of(reading[0])
-                if reading
-                else next(n for n in self._states if self.lanes[n].is_running)
-            )
+            if reading:
+                lane = self._lane_of(reading[0])
+            else:
+                lane = next(n for n in self._states if self.lanes[n].is_running)
             self._unexplained = self._death_text(death, lane)
             self._quarantine = Quarantine(
                 {}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading}

@@ -42,11 +42,10 @@ def join_parts(
         pieces = [rows for rows, _ in parts]
     else:
         present = next((rows for rows, _ in parts if rows is not None), None)
-        zero = (
-            unknown_row()
-            if present is None
-            else zero_like(_at(present, 0) if stacks else present[0])
-        )
+        if present is None:
+            zero = unknown_row()
+        else:
+            zero = zero_like(_at(present, 0) if stacks else present[0])
         pieces = []
         for rows, counts in parts:
             start = 0

@@ -126,11 +126,9 @@ class RunningCounts:
     )
 
     def __init__(self, frozen: DrawCounts) -> None:
-        self.elements, self.lengths, self.epochs = (
-            [*frozen.elements],
-            [*frozen.lengths],
-            [*frozen.epochs],
-        )
+        self.elements = [*frozen.elements]
+        self.lengths = [*frozen.lengths]
+        self.epochs = [*frozen.epochs]
         self.ended, self.targets, self.whole = {*frozen.ended}, [*frozen.targets], frozen.whole
         # A length that was drawn under these shares, and is not in the targets.
         self._length = 0

@@ -64,11 +64,9 @@ class Drawing:
     def begin_log(self) -> list[Any]:
         """Return the log, a new one if it has become long."""
         if self.num > _BLOCK + len(self.parts):
-            self.base, self.log, self.num = (
-                self.mix.settled((self.base, self.log, self.num)),
-                [],
-                0,
-            )
+            self.base = self.mix.settled((self.base, self.log, self.num))
+            self.log = []
+            self.num = 0
         return self.log
 
     def begin_block(self) -> MixturePos:

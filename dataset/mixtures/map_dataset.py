@@ -319,11 +319,10 @@ def plan_for(names: list[str] | None, weights: Any, num: int, *, exactly: bool =
         return SchedulePlan(own, weights)
     proportions = integer_weights([1] * num if weights is None else weights, num)
     if exactly:
-        given = (
-            [1] * num
-            if weights is None
-            else [w.item() if hasattr(w, "item") else w for w in weights]
-        )
+        if weights is None:
+            given = [1] * num
+        else:
+            given = [w.item() if hasattr(w, "item") else w for w in weights]
         return SchedulePlan(own, Schedule({0: dict(zip(own, given, strict=True))}))
     return PatternPlan(own, proportions)
 

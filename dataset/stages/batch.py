@@ -106,11 +106,10 @@ class BatchMapDataset(BlockMapDataset[T]):
 
     def _gm_num_drawn(self, num: int, parent: int) -> int:
         epochs, position = divmod(num, self._length)
-        of_epoch = (
-            self._length * self._batch_size
-            if self._gm_parameters.drop_remainder
-            else self._parent_length
-        )
+        if self._gm_parameters.drop_remainder:
+            of_epoch = self._length * self._batch_size
+        else:
+            of_epoch = self._parent_length
         return epochs * of_epoch + min(position * self._batch_size, self._parent_length)
 
     def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:

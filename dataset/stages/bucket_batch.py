@@ -248,11 +248,10 @@ def _boundaries(
             f"boundaries must be lengths where there are no records to choose {boundaries} by, got"
             " that number"
         )
-    longest = (
-        None
-        if max_tokens is None
-        else max(1, as_int("max_tokens", max_tokens, minimum=1) // num_shards)
-    )
+    if max_tokens is None:
+        longest = None
+    else:
+        longest = max(1, as_int("max_tokens", max_tokens, minimum=1) // num_shards)
     number = as_int("boundaries", boundaries, minimum=1)
     return tuple(chosen_boundaries(lengths, number, longest, keep_long=on_long != "drop"))
 

@@ -69,11 +69,10 @@ class GlobalBatchParameters(Parameters):
     def __post_init__(self) -> None:
         size, given = check_batch_size(self.batch_size), vars(self)["num_lanes"]
         shard = vars(self)["shard_options"]  # ``None``: a single host
-        num_lanes = (
-            min(_MAX_DEFAULT_LANES, size & -size)
-            if given is None
-            else as_int("num_lanes", given, minimum=1)
-        )
+        if given is None:
+            num_lanes = min(_MAX_DEFAULT_LANES, size & -size)
+        else:
+            num_lanes = as_int("num_lanes", given, minimum=1)
         self._replace(
             batch_size=size,
             num_lanes=num_lanes,
@@ -102,11 +101,10 @@ class GlobalBatchParameters(Parameters):
             )
         if num_lanes % num_hosts:
             fitting = [number for number in _divisors(size) if not number % num_hosts]
-            advice = (
-                f"num_lanes={' or '.join(map(str, fitting[:3]))} would fit"
-                if fitting
-                else f"no divisor of {size} would fit"
-            )
+            if fitting:
+                advice = f"num_lanes={' or '.join(map(str, fitting[:3]))} would fit"
+            else:
+                advice = f"no divisor of {size} would fit"
             raise ValueError(
                 f"shard_count in shard_options must divide num_lanes, {num_lanes}, got {num_hosts}:"
                 f" a host owns whole lanes. Take one of {_listed(_divisors(num_lanes))} hosts, or"

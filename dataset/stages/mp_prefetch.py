@@ -190,11 +190,10 @@ def tuned_executor(
 ) -> Executor:
     """Return a new executor that finds its number of workers, made by ``make`` if that is given."""
     num_lanes, is_on_ray = lanes_of(options), isinstance(options, RayOptions)
-    most = (
-        min(num_lanes, options.max_workers or num_lanes)
-        if is_on_ray
-        else most_workers(options.max_workers, num_lanes)
-    )
+    if is_on_ray:
+        most = min(num_lanes, options.max_workers or num_lanes)
+    else:
+        most = most_workers(options.max_workers, num_lanes)
     if not most:
         return InlineExecutor(num_lanes)
     fixed = dataclasses.replace(with_number(options, min(FIRST_WORKERS, most)), num_lanes=num_lanes)

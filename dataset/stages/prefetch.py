@@ -58,11 +58,10 @@ class PrefetchIterDataset(IterDataset[T]):
         if not isinstance(parent, MapDataset):
             raise TypeError(f"parent must be a MapDataset, got {type(parent).__name__}")
         if read_options is None:
-            read_options = (
-                ReadOptions(prefetch_buffer_size=0)
-                if isinstance(parent, RangeMapDataset)
-                else ReadOptions()
-            )
+            if isinstance(parent, RangeMapDataset):
+                read_options = ReadOptions(prefetch_buffer_size=0)
+            else:
+                read_options = ReadOptions()
         if not isinstance(read_options, ReadOptions):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
         self._gm_parameters = PrefetchParameters(read_options, bool(allow_nones))

@@ -130,11 +130,9 @@ def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
             " MapDataset skips: call tolerate after to_iter_dataset(), or use"
             " order='workers', with num_lanes"
         )
-    part, drops, in_batches = (
-        root,
-        not parameters_of(root).allow_nones and bool(dropping_steps(root._gm_parents[0])),
-        False,
-    )
+    part = root
+    drops = not parameters_of(root).allow_nones and bool(dropping_steps(root._gm_parents[0]))
+    in_batches = False
     for step in steps:
         needs = needs_of(step)
         if needs is None or (needs in ("numbered elements", "batches") and (drops or in_batches)):

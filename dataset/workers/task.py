@@ -285,11 +285,10 @@ class PipelineProducer:
         from gristmill.dataset.errors.context import add_error_worker, add_settings_note
 
         task = self._task
-        numbers = (
-            None
-            if task.sequential_slice
-            else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
-        )
+        if task.sequential_slice:
+            numbers = None
+        else:
+            numbers = numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
         name = worker_name(self.index, self._count, lane, task.num_lanes)
         add_error_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
         if task.init_fn is None and task.budget is None:
