@@ -276,13 +276,9 @@ class BlockMapDataset(MapDataset[T]):
         return False
 
     def _gm_set_instrument(self, wrap: Wrap | None) -> None:
-        shadow(
-            self,
-            "_gm_items",
-            None
-            if wrap is None
-            else partial(observed_items, wrap, is_read_once=self._gm_draws_once),
-        )
+        is_read_once = self._gm_draws_once
+        items = None if wrap is None else partial(observed_items, wrap, is_read_once=is_read_once)
+        shadow(self, "_gm_items", items)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
         if self._gm_is_rebuilt:

@@ -284,16 +284,13 @@ def _rows_of(
         )
         return [(found,)], False
     assert record.epoch is not None
-    return _rows(
-        one.ds,
-        one.index,
-        record.replaced(
-            index=one.index if is_batch else record.index,
-            epoch=record.epoch + one.epoch,
-            components=record.components + one.components,
-            seeds=one.seeds + record.seeds,
-        ),
+    known = record.replaced(
+        index=one.index if is_batch else record.index,
+        epoch=record.epoch + one.epoch,
+        components=record.components + one.components,
+        seeds=one.seeds + record.seeds,
     )
+    return _rows(one.ds, one.index, known)
 
 
 def _own_record(ds: MapDataset[Any], index: int, record: LineageRecord) -> LineageRecord:

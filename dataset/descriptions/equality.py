@@ -258,14 +258,9 @@ def _of_object(value: object, path: str, above: tuple[int, ...]) -> Iterator[Lea
     elif kind.__eq__ is not _IDENTITY:
         digest, kept = _together(_of_parts(value, path, parts, above)), None
         with contextlib.suppress(Exception):
-            kept = _Kept(dumps(value))
-        yield _leaf(
-            path,
-            _name(kind),
-            digest,
-            _text(value),
-            kept if kept is not None and len(kept) <= _MAX_KEPT else None,
-        )
+            pickled = dumps(value)
+            kept = _Kept(pickled) if len(pickled) <= _MAX_KEPT else None
+        yield _leaf(path, _name(kind), digest, _text(value), kept)
     else:
         yield from _of_parts(value, path, parts, above)
 

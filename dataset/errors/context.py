@@ -54,12 +54,8 @@ class Failure(Value):
 
     def place(self) -> str:
         """Returns the place in words: "by" a stage "at" an element, if that is known."""
-        details = "; ".join(
-            [
-                detail.text(len({other.source for other in self.details}) > 1)
-                for detail in self.details
-            ]
-        )
+        are_several = len({detail.source for detail in self.details}) > 1
+        details = "; ".join([detail.text(are_several) for detail in self.details])
         words = [
             self.stage and f" by {self.stage}",
             self.elements,

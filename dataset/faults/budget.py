@@ -250,12 +250,8 @@ class Tolerance:
         log = self._given.log
         if log is None:
             return
-        text = "".join(
-            [
-                json.dumps({**fault._asdict(), "tolerate": self.limits.name}, default=str) + "\n"
-                for fault in faults
-            ]
-        )
+        entries = [{**fault._asdict(), "tolerate": self.limits.name} for fault in faults]
+        text = "".join([json.dumps(entry, default=str) + "\n" for entry in entries])
         if hasattr(log, "write"):
             log.write(text)
             return

@@ -171,15 +171,11 @@ def fault_totals(
             records = (*records, state["choices"])
         found = state.get("faults")
         if type(found) is list and found and type(found[0]) is Faults:
-            tried = state.get("tried", place_in(state))
+            place = place_in(state)
+            tried = state.get("tried", place)
             for i, faults in enumerate(found):
-                yield _fault_totals(
-                    (*path, i),
-                    faults,
-                    place_in(state),
-                    tried[i] if type(tried) is list else tried,
-                    records,
-                )
+                num_tried = tried[i] if type(tried) is list else tried
+                yield _fault_totals((*path, i), faults, place, num_tried, records)
         for key, value in state.items():
             if type(value) in (dict, list) and key != "choices":
                 yield from fault_totals(value, (*path, key), records)

@@ -82,14 +82,8 @@ class LanesOfActor(LanesOfWorker):
         return self._states[number]
 
     def text(self, lane: WorkerLane) -> str:
-        place = next(
-            (
-                worker.transport.place
-                for worker in self._pool.workers
-                if worker.index == self._index
-            ),
-            "that is lost",
-        )
+        own = [worker for worker in self._pool.workers if worker.index == self._index]
+        place = own[0].transport.place if own else "that is lost"
         return f"worker {self._index} {place}, lane {lane.number}, {self._place(lane.number)}"
 
     def _restart(self, first: int | None = None) -> None:

@@ -69,12 +69,9 @@ def _at(batch: object, rows: object) -> Any:
 def zero_like(element: object) -> Any:
     """Returns an element of the same shape, all of whose leaves are zero, or empty text."""
     leaves, structure = tree.flatten(element)
+    scalars = np.generic | int | float | complex | str | bytes
     zeros = [
-        (
-            type(leaf)()
-            if isinstance(leaf, np.generic | int | float | complex | str | bytes)
-            else np.zeros_like(np.asarray(leaf))
-        )
+        type(leaf)() if isinstance(leaf, scalars) else np.zeros_like(np.asarray(leaf))
         for leaf in leaves
     ]
     return tree.unflatten(structure, zeros)

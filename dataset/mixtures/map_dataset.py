@@ -192,13 +192,8 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
         component, (inner,) = self._selected(index)
-        return [
-            UpstreamElement(
-                self._gm_parents[component],
-                inner,
-                components=(self._names.get(component, component),),
-            )
-        ]
+        names = (self._names.get(component, component),)
+        return [UpstreamElement(self._gm_parents[component], inner, components=names)]
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map

@@ -124,15 +124,8 @@ class Mix(Stream):
             [parent.at_index(num) for parent, num in zip(self.parents, nums, strict=True)]
         )
         self.is_expected = self.was_asked = False
-        return (
-            MixturePos(
-                parts,
-                index,
-                counts=None if self.is_plain else self.nothing.added(dict(enumerate(nums))),
-            ),
-            [],
-            0,
-        )
+        counts = None if self.is_plain else self.nothing.added(dict(enumerate(nums)))
+        return MixturePos(parts, index, counts=counts), [], 0
 
     def _check_index(self) -> None:
         check_no_gaps(self)

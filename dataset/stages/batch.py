@@ -160,11 +160,9 @@ class BatchIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         given = self._gm_parameters
         make = batch_function(given.batch_fn)
+        drops = given.drop_remainder
         return open_stage(
-            self,
-            partial(
-                BatchStream, size=given.batch_size, make=make, drop_remainder=given.drop_remainder
-            ),
+            self, partial(BatchStream, size=given.batch_size, make=make, drop_remainder=drops)
         )
 
 

@@ -27,13 +27,8 @@ class RepeatIterParameters(Parameters):
     num_epochs: int | None
 
     def __post_init__(self) -> None:
-        self._replace(
-            num_epochs=(
-                None
-                if self.num_epochs is None
-                else as_int("num_epochs", self.num_epochs, minimum=1)
-            )
-        )
+        if self.num_epochs is not None:
+            self._replace(num_epochs=as_int("num_epochs", self.num_epochs, minimum=1))
 
 
 class RepeatParameters(RepeatIterParameters):
@@ -91,13 +86,8 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         return self._gm_parents[0]._gm_counts_before(num) if self._reseed else None
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
-        return [
-            UpstreamElement(
-                self._gm_parent,
-                self._reindex(index),
-                0 if self._reseed else index // self._parent_length,
-            )
-        ]
+        epoch = 0 if self._reseed else index // self._parent_length
+        return [UpstreamElement(self._gm_parent, self._reindex(index), epoch)]
 
 
 class RepeatIterDataset(IterDataset[T]):
