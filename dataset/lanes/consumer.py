@@ -14,24 +14,20 @@ from typing import Any
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
-from gristmill.dataset.lanes.processes import WorkerLane
+from gristmill.dataset.lanes.processes import LaneOwner, WorkerLane
 from gristmill.dataset.workers.task import PipelineProducer, PipelineTask, share_threads
 
 _MAX_BLOCK = 64  # elements that are computed before the consumer gets one, unless they take long
 
 
-class LanesHere:
+class LanesHere(LaneOwner):
     """Interface of ``LanesOfWorker``, for the consumer in place of a worker."""
 
     is_up = is_calm = True
 
     def __init__(self, task: PipelineTask, budget: Budget) -> None:
-        self.lanes: dict[int, WorkerLane] = {}
-        self.leaving: set[int] = set()
-        self.left: list[tuple[WorkerLane, Any]] = []
-        self.num_received = 0
+        super().__init__()
         self.waited_seconds = 0.0  # while elements were computed
-        self._states: dict[int, Any] = {}
         self._producer = PipelineProducer(replace(task, budget=budget), 0, 1)
         self._num_lanes = task.num_lanes
         self._reads_ahead = True
@@ -42,10 +38,6 @@ class LanesHere:
 
     def recount(self, count: int) -> None:
         """Do nothing: the consumer is no worker."""
-
-    def computes(self, number: int) -> bool:
-        """Return true if this computes a lane."""
-        return number in self._states and self.lanes[number].is_running
 
     def start(self, states: dict[int, Any]) -> None:
         """Compute these lanes from these states on, each when it is fetched."""
@@ -61,17 +53,9 @@ class LanesHere:
         self.add([], states)
 
     def add(self, lanes: Sequence[WorkerLane], states: Mapping[int, Any]) -> None:
-        """Compute these lanes, too, from these states on."""
-        for lane in lanes:
-            self.lanes[lane.number], lane.owner = lane, self
-        self._states.update(states)
+        super().add(lanes, states)
         for number in states:
             self._producer.forget(number)
-
-    def pop(self, number: int) -> dict[int, Any]:
-        """Forget a lane; return its state, if there is one."""
-        del self.lanes[number]
-        return {number: self._states.pop(number)} if number in self._states else {}
 
     def leave(self, numbers: Sequence[int]) -> None:
         """Let others compute these lanes, once what was computed ahead is taken."""

@@ -111,7 +111,35 @@ class AllLanes(abc.ABC):
         return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
 
 
-class NamedWorker:
+class LaneOwner:
+    """The lanes that a worker, or the consumer itself, computes."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, WorkerLane] = {}
+        self.leaving: set[int] = set()  # lanes that it was asked to leave
+        # lanes that it has left since, and where they continue
+        self.left: list[tuple[WorkerLane, Any]] = []
+        self.num_received = 0  # elements
+        # of lanes that were started: after the last element that was fetched
+        self._states: dict[int, Any] = {}
+
+    def computes(self, number: int) -> bool:
+        """Return true if this computes a lane."""
+        return number in self._states and self.lanes[number].is_running
+
+    def pop(self, number: int) -> dict[int, Any]:
+        """Forget a lane that this does not compute; return its state, if there is one."""
+        del self.lanes[number]
+        return {number: self._states.pop(number)} if number in self._states else {}
+
+    def add(self, lanes: Sequence[WorkerLane], states: Mapping[int, Any]) -> None:
+        """Compute these lanes, too, from these states on."""
+        for lane in lanes:
+            self.lanes[lane.number], lane.owner = lane, self
+        self._states.update(states)
+
+
+class NamedWorker(LaneOwner):
     """A worker as its pool and errors know it, and where its lanes are.
 
     Args:
@@ -125,13 +153,12 @@ class NamedWorker:
     def __init__(
         self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None
     ) -> None:
+        super().__init__()
         self._pool = pool
         self._index = index
         self._count = count
         self._num_lanes = num_lanes
         self._numbers_of_all = numbers
-        # of lanes that were started: after the last element that was fetched
-        self._states: dict[int, Any] = {}
 
     @property
     def is_up(self) -> bool:
@@ -223,10 +250,6 @@ class LanesOfWorker(NamedWorker):
         self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None
     ) -> None:
         super().__init__(pool, index, count, num_lanes, numbers)
-        self.lanes: dict[int, WorkerLane] = {}
-        self.leaving: set[int] = set()  # lanes that the worker was asked to leave
-        # lanes that it has left since, and where they continue
-        self.left: list[tuple[WorkerLane, Any]] = []
         self._skipping: int | None = None  # the lane whose next element is skipped
         self._quarantine: Quarantine | None = None
         self._num_careful = 0  # outputs to go carefully
@@ -236,7 +259,6 @@ class LanesOfWorker(NamedWorker):
         self._is_suspected = False  # so were others, and it has died again since, with them
         self._suspect: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
-        self.num_received = 0  # elements
         self._has_begun = False  # the worker computes nothing that was requested before
 
     def begin(self) -> None:
@@ -271,25 +293,13 @@ class LanesOfWorker(NamedWorker):
             and not self._unexplained
         )
 
-    def computes(self, number: int) -> bool:
-        """Return true if this computes a lane."""
-        return number in self._states and self.lanes[number].is_running
-
     def leave(self, numbers: Sequence[int]) -> None:
         """Ask the worker to leave these lanes. What it has computed of them still comes."""
         self.leaving.update(numbers)
         self._pool.workers[self._index].change_lanes({}, numbers)
 
-    def pop(self, number: int) -> dict[int, Any]:
-        """Forget a lane that the worker does not compute; return its state, if there is one."""
-        del self.lanes[number]
-        return {number: self._states.pop(number)} if number in self._states else {}
-
     def add(self, lanes: Sequence[WorkerLane], states: Mapping[int, Any]) -> None:
-        """Compute these lanes, too, from these states on."""
-        for lane in lanes:
-            self.lanes[lane.number], lane.owner = lane, self
-        self._states.update(states)
+        super().add(lanes, states)
         new = {number: state for number, state in states.items() if self.lanes[number].is_running}
         if new:
             worker = self._pool.workers[self._index]

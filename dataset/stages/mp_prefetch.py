@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,7 +51,53 @@ class MultiprocessPrefetchParameters(Parameters):
     sequential_slice: bool = field(in_checkpoint=False, in_repr=False)
 
 
-class MultiprocessPrefetchIterDataset(IterDataset[T]):
+class LanesIterDataset(IterDataset[T]):
+    """Base of the stages that compute their parent in lanes, each of which has every
+    ``num_lanes``-th element.
+    """
+
+    _gm_adds_step = False  # seeds are those of the same pipeline without lanes
+    _element_spec = spec_of_first_parent
+    _worker_init_fn: Callable[[int, int], Any] | None = None
+
+    def __init__(
+        self, parent: object, num_lanes: int, sequential_slice: bool, by_lanes: bool = False
+    ) -> None:
+        super().__init__(parent)
+        self._num_lanes = num_lanes
+        self._sequential_slice = bool(sequential_slice)
+        self._by_lanes = by_lanes
+
+    def _gm_num_elements(self) -> Length:
+        return num_elements_of_shares(
+            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes
+        )
+
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        return TracedLanesIterDataset(
+            tracing.of(self._gm_parent), self._num_lanes, self._sequential_slice, self._by_lanes
+        )
+
+    def _check_division(self) -> None:
+        """Raises ``ValueError`` if the parent cannot be divided."""
+        slice_pipeline(self._gm_parent, 0, self._num_lanes, sequential=self._sequential_slice)
+
+    @abc.abstractmethod
+    def _executor(self) -> Executor:
+        """Returns a new executor of the lanes."""
+
+    def __iter__(self) -> DatasetIterator[T]:
+        task = lanes_task(
+            self._gm_parent,
+            self._num_lanes,
+            self._sequential_slice,
+            self._by_lanes,
+            self._worker_init_fn,
+        )
+        return RoundRobinIterator(self, task, self._executor())
+
+
+class MultiprocessPrefetchIterDataset(LanesIterDataset[T]):
     """The parent's elements in lanes, each of which has every ``num_lanes``-th one, computed by
     ``num_workers`` workers.
 
@@ -60,10 +107,8 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
     themselves. Without workers the lanes are computed by the caller.
     """
 
-    _gm_adds_step = False  # seeds are those of the same pipeline without workers
     _gm_starts_workers = True
     _gm_states_have_place = True
-    _element_spec = spec_of_first_parent
 
     def __init__(
         self,
@@ -72,7 +117,9 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         worker_init_fn: Callable[[int, int], Any] | None = None,
         sequential_slice: bool = False,
     ) -> None:
-        super().__init__(parent)
+        # Without ``num_lanes`` the stream is Grain's.
+        by_lanes = options.num_lanes is not None
+        super().__init__(parent, lanes_of(options), sequential_slice, by_lanes)
         if worker_init_fn is not None and not callable(worker_init_fn):
             raise TypeError(
                 "worker_init_fn must be a callable of worker index and worker count, got"
@@ -80,21 +127,11 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
             )
         self._options = options
         self._worker_init_fn = worker_init_fn
-        self._sequential_slice = bool(sequential_slice)
         self._gm_parameters = MultiprocessPrefetchParameters(
             options, worker_init_fn, self._sequential_slice
         )
         check_no_workers(str(self), self._gm_parent)
-        self._num_lanes = lanes_of(options)
-        # Without ``num_lanes`` the stream is Grain's.
-        self._by_lanes = options.num_lanes is not None
-        # raises if that is impossible
-        slice_pipeline(self._gm_parent, 0, self._num_lanes, sequential=self._sequential_slice)
-
-    def _gm_num_elements(self) -> Length:
-        return num_elements_of_shares(
-            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes
-        )
+        self._check_division()
 
     def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
         options = self._options
@@ -115,41 +152,15 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         self._by_lanes = by_lanes
         return self
 
-    def _gm_traced(self, tracing: Tracing) -> Any:
-        return TracedLanesIterDataset(
-            tracing.of(self._gm_parent), self._num_lanes, self._sequential_slice, self._by_lanes
-        )
-
-    def __iter__(self) -> DatasetIterator[T]:
-        init_fn = self._worker_init_fn
-        task = lanes_task(
-            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes, init_fn
-        )
-        return RoundRobinIterator(self, task, executor_for(self._options, init_fn))
+    def _executor(self) -> Executor:
+        return executor_for(self._options, self._worker_init_fn)
 
 
-class TracedLanesIterDataset(IterDataset[T]):
+class TracedLanesIterDataset(LanesIterDataset[T]):
     """Returns the parent in lanes that the caller computes, regardless of other stages."""
 
-    _gm_adds_step = False
-    _element_spec = spec_of_first_parent
-
-    def __init__(
-        self, parent: object, num_lanes: int, sequential_slice: bool, by_lanes: bool = False
-    ) -> None:
-        super().__init__(parent)
-        self._num_lanes = num_lanes
-        self._sequential_slice = sequential_slice
-        self._by_lanes = by_lanes
-
-    def _gm_num_elements(self) -> Length:
-        return num_elements_of_shares(
-            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes
-        )
-
-    def __iter__(self) -> DatasetIterator[T]:
-        task = lanes_task(self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes)
-        return RoundRobinIterator(self, task, InlineExecutor(self._num_lanes))
+    def _executor(self) -> Executor:
+        return InlineExecutor(self._num_lanes)
 
 
 def lanes_task(
