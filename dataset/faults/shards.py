@@ -94,16 +94,12 @@ class ShardFaults:
         ]
 
     def _parsed(self, found: object, owner: object) -> list[tuple[int, int]]:
-        entries = found if isinstance(found, list) else []
-        counts = [
-            plain_counts([entry.get("total"), entry.get("tried")])
-            for entry in entries
-            if isinstance(entry, Mapping)
-        ]
-        if len(counts) != len(self._limits) or len(entries) != len(counts):
-            counts = [None]
-        parsed = [(count[0], count[1]) for count in counts if count is not None]
-        if len(parsed) != len(counts):
+        parsed = []
+        for entry in found if isinstance(found, list) else ():
+            numbers = [entry.get("total"), entry.get("tried")] if isinstance(entry, Mapping) else []
+            if counts := plain_counts(numbers):
+                parsed.append((counts[0], counts[1]))
+        if not isinstance(found, list) or not len(found) == len(parsed) == len(self._limits):
             raise StateMismatchError(
                 f"faults in the state of {owner} must be a list of the counts (total, tried) of"
                 f" {len(self._limits)} steps, got {shown(found)}"
