@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from gristmill.core.apportion import Apportionment, largest_remainders
+from gristmill.core.keyed_hash import KeyedHash
 from gristmill.core.seeds import check_seed
 from gristmill.dataset.bases.epochs import any_pair, keeps_records, may_hold_twice
 from gristmill.dataset.bases.map import MapDataset, NotOverAPartError, ReindexMapDataset
@@ -19,9 +21,9 @@ from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.repeat import RepeatMapDataset
 from gristmill.dataset.stages.split import (
     Assignment,
-    ExactAssignment,
     KeyAssignment,
     SplitMapDataset,
+    SplitParameters,
 )
 
 if TYPE_CHECKING:
@@ -155,19 +157,20 @@ class _Splitter:
         self._split.append(ds)
         shares = list(self._shares.values())
         if self._by is None:
-            assignment: Assignment = ExactAssignment(len(ds), shares, self._seed)
+            sizes = largest_remainders(len(ds), shares)
+            assignment: Assignment = Apportionment(sizes, KeyedHash(self._seed)("split"))
         else:
             keyed = ds
             for step in behind:
                 keyed = _over(step, [keyed])
             assignment = KeyAssignment(keyed, self._by, shares, self._seed)
-        given: Any = {
-            "weights": {name: float(share) for name, share in self._shares.items()},
-            "seed": self._seed,
-            "by": self._by,
-            "assignment": assignment,
+        weights = {name: float(share) for name, share in self._shares.items()}
+        return {
+            name: SplitMapDataset(
+                ds, SplitParameters(name, weights, self._seed, self._by, assignment)
+            )
+            for name in weights
         }
-        return {name: SplitMapDataset(ds, name, **given) for name in self._shares}
 
 
 _REMEDY = "Split before that step"
