@@ -113,18 +113,6 @@ class IterDataset(
             )
         return division.over_shares(self)
 
-    def __repr__(self) -> str:
-        from gristmill.dataset.descriptions.display import chain_text
-
-        return chain_text(self)
-
-    def __str__(self) -> str:
-        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
-
-    @property
-    def _gm_shows_chain(self) -> bool:
-        return type(self).__repr__ is IterDataset.__repr__
-
 
 def _noting_dataset(iterate: Callable[[Any], Any]) -> Any:
     """Returns a method ``__iter__`` whose iterators know the dataset that they are of."""

@@ -221,18 +221,6 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        from gristmill.dataset.descriptions.display import chain_text
-
-        return chain_text(self)
-
-    def __str__(self) -> str:
-        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
-
-    @property
-    def _gm_shows_chain(self) -> bool:
-        return type(self).__repr__ is DatasetIterator.__repr__
-
     def __reduce__(self) -> Any:
         raise TypeError(
             f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset"

@@ -116,18 +116,6 @@ class MapDataset(
     def __iter__(self: MapDataset[T | None]) -> DatasetIterator[T]:
         return MapDataset.to_iter_dataset(self).__iter__()
 
-    def __repr__(self) -> str:
-        from gristmill.dataset.descriptions.display import chain_text
-
-        return chain_text(self)
-
-    def __str__(self) -> str:
-        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
-
-    @property
-    def _gm_shows_chain(self) -> bool:
-        return type(self).__repr__ is MapDataset.__repr__
-
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         """Returns an iterator over the elements at ``indices`` (see ``items``)."""
         return map(self._gm_item, as_ints(indices))

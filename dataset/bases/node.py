@@ -70,10 +70,18 @@ class Node:
         """Options that users gave, of how much of it runs at once and how far ahead."""
         return ()
 
+    def __repr__(self) -> str:
+        from gristmill.dataset.descriptions.display import chain_text
+
+        return chain_text(self)
+
+    def __str__(self) -> str:
+        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
+
     @property
     def _gm_shows_chain(self) -> bool:
         """True if its ``repr`` is the text of the whole chain."""
-        return False
+        return type(self).__repr__ is Node.__repr__
 
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
