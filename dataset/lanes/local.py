@@ -76,7 +76,7 @@ class LocalLanes(AllLanes):
         return self._num_before + sum([owner.num_received for owner in self._owners])
 
     @property
-    def are_here(self) -> bool:  # type: ignore[override]
+    def are_here(self) -> bool:
         return self._here is not None and len(self._here.lanes) == len(self.lanes)
 
     @property

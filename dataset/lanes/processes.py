@@ -83,12 +83,15 @@ class AllLanes(abc.ABC):
         num_lanes: how many lanes there are.
     """
 
-    are_here = False  # the consumer computes all lanes
-
     def __init__(self, pool: Any, num_lanes: int) -> None:
         self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
         self._pool = pool
         self._num_before = 0  # elements received from workers that are gone
+
+    @property
+    def are_here(self) -> bool:
+        """True if the consumer computes all lanes."""
+        return False
 
     @property
     @abc.abstractmethod
