@@ -152,9 +152,7 @@ def _check_budget(megabytes: Any) -> float:
 
 
 def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, samples: int) -> int:
-    """Returns the number of elements of each of ``datasets`` that fit into ``budget`` bytes
-    together, at most ``cap``.
-    """
+    """Returns how many elements of each of ``datasets`` fit into ``budget`` bytes together."""
     sizes = [
         size for ds in datasets for size in _first_sizes(ds, math.ceil(samples / len(datasets)))
     ]

@@ -113,9 +113,7 @@ class _Splitter:
         return parts
 
     def _parts_of(self, ds: DatasetNode, behind: tuple[Any, ...]) -> dict[str, Any]:
-        """Returns parts of ``ds``, whose elements become those that have keys by the stages
-        ``behind``, which are downstream.
-        """
+        """Returns parts of ``ds``, from which the stages ``behind`` make what has keys."""
         place = (id(ds), *map(id, behind))
         if place not in self._parts:
             self._parts[place] = self._made(ds, behind)
@@ -143,9 +141,7 @@ class _Splitter:
     def _steps_from_parents(
         self, ds: MapDataset[Any], behind: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
-        """Returns the stages by which elements of each parent become those that have keys; ``None``
-        if there is no such way.
-        """
+        """Returns the stages that make elements with keys of each parent's, if known."""
         if self._by is None or ds._gm_moves_records or isinstance(ds, ReindexMapDataset):
             return behind  # elements pass as they are
         is_one_of_one = (

@@ -173,9 +173,7 @@ class MapDataset(
         return [UpstreamElement(self._gm_parents[0], index)] if self._gm_keeps_indices else ()
 
     def _gm_behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
-        """Returns the dataset upstream, and the indices there, of the elements at ``indices``, if
-        known.
-        """
+        """Returns the dataset upstream that has the elements, and their indices in it."""
         return (self._gm_parents[0], indices) if self._gm_keeps_indices else None
 
     def _gm_made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
@@ -218,9 +216,7 @@ class MapDataset(
         return (self._gm_parents[0], _ALL) if self._gm_keeps_indices else None
 
     def _gm_over_parts(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
-        """Returns this stage over parts of its parents that stay the same in all epochs, for
-        ``split``.
-        """
+        """Returns this stage over parts of its parents that never change, for ``split``."""
         return self._gm_over(replaced)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:

@@ -21,9 +21,7 @@ S = TypeVar("S")
 
 
 class Node:
-    """Base of datasets and iterators: their inputs in the graph, and their answers about
-    themselves.
-    """
+    """Base of datasets and iterators: their inputs, and their answers about themselves."""
 
     _gm_node_family: ClassVar[str]  # the class that users know it by
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
@@ -226,9 +224,7 @@ class DatasetNode(Node):
         return new
 
     def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
-        """Returns this stage computed by other threads or workers, if it says how many; else
-        itself.
-        """
+        """Returns this stage computed by other threads or workers, or itself."""
         return self
 
     def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:

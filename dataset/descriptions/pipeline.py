@@ -67,9 +67,7 @@ def describe(node: Any) -> dict[str, Any]:
 
 
 def description_text(description: dict[str, Any]) -> str:
-    """Return a description on one line, inputs first:
-    ``Stage(Stage(...), parameter=..., length=...)``.
-    """
+    """Return a description on one line: ``Stage(Stage(...), parameter=..., length=...)``."""
     parents = [description_text(parent) for parent in description.get("parents", ())]
     parameters = [
         f"{key}={value}"

@@ -132,8 +132,6 @@ class LaneBudgets:
 def lane_budgets(
     stream: object, tolerances: Iterable[Tolerance], *, is_common: bool = False
 ) -> LaneBudgets | None:
-    """Return the budgets of a stream that delivers elements of lanes; ``None`` if nothing is
-    tolerated.
-    """
+    """Return the budgets of a stream of lanes; ``None`` if nothing is tolerated."""
     found = [*tolerances]
     return LaneBudgets(stream, found, is_common=is_common) if found else None

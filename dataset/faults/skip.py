@@ -167,9 +167,7 @@ class SkipFailed(Stream):
             raise exceeded from error
 
     def _check_state(self, pos: Pos, error: Exception) -> None:
-        """Raise ``error`` if the parent has no state: it may be a plain iterator, which ends or
-        continues after an error.
-        """
+        """Raise ``error`` if the parent, perhaps a plain iterator, has no state."""
         try:
             self.parent.save(pos)
             return

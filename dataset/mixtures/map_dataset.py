@@ -90,9 +90,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         )
 
     def over_lanes(self, lanes: Sequence[MapDataset[T]], num_lanes: int) -> MixedMapDataset[T]:
-        """Return a lane of ``num_lanes`` of this mixture, over ``lanes``, that lane of each
-        component.
-        """
+        """Return a lane of this mixture over ``lanes``, that lane of each component."""
         new = MixedMapDataset(
             lanes, self._selection_map.in_lane([len(lane) for lane in lanes], num_lanes)
         )

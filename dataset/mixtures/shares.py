@@ -39,9 +39,7 @@ class OneSided(NamedTuple):
 
 
 def one_sided(ds: MapDataset[Any], shares: Sequence[Indices], whole: Indices) -> OneSided | None:
-    """Return a mixture upstream of which the ``shares`` of the indices ``whole`` are off by more
-    than 1 %, if there is one.
-    """
+    """Return a mixture of which one of ``shares`` is off by more than 1 %, if there is one."""
     drawn = dict(_drawn(ds, whole))
     of_shares = [dict(_drawn(ds, share)) for share in shares]
     for mixture, counts in drawn.items():

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 
 class Runner(NamedTuple):
-    """A number ``start - share * length``; of several equal ones that with the least ``name`` comes
-    first.
-    """
+    """A number ``start - share * length``; of equal ones the least ``name`` comes first."""
 
     start: int
     name: int

@@ -52,9 +52,7 @@ class MultiprocessPrefetchParameters(Parameters):
 
 
 class LanesIterDataset(IterDataset[T]):
-    """Base of the stages that compute their parent in lanes, each of which has every
-    ``num_lanes``-th element.
-    """
+    """Base of the stages that compute their parent in lanes: every n-th element each."""
 
     _gm_adds_step = False  # seeds are those of the same pipeline without lanes
     _element_spec = spec_of_first_parent
