@@ -16,7 +16,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import unknown_number
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import UpstreamElement
-from gristmill.dataset.bases.parameters import Parameters, field
+from gristmill.dataset.bases.parameters import FunctionParameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.groups import Spread
 from gristmill.dataset.engine.iterators import open_stage
@@ -32,11 +32,7 @@ _HANDED_OUT = object()
 _FOR_FUNCTIONS = "; use ds.flat_map(..., max_fan_out=...) for plain functions"
 
 
-class FlatMapParameters(Parameters):
-    transform: Any = field(is_function=True)
-
-
-class StreamFlatMapParameters(FlatMapParameters):
+class StreamFlatMapParameters(FunctionParameters):
     # ``None`` is an element like any other, in a DataLoader.
     with_nones: bool = field(in_checkpoint=False, in_repr=False)
 
@@ -86,7 +82,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)
-        self._gm_parameters = FlatMapParameters(transform)
+        self._gm_parameters = FunctionParameters(transform)
 
     def __len__(self) -> int:
         return min(len(self._gm_parent) * self._max_fan_out, sys.maxsize)
