@@ -59,6 +59,10 @@ class Apportionment:
         for size in self.sizes:
             self._left.append(self._left[-1] - size)
 
+    def size(self, part: int) -> int:
+        """Returns the number of positions of a part."""
+        return self.sizes[part]
+
     @property
     def fits_int64(self) -> bool:
         """True if all arithmetic of ``position`` fits into int64."""

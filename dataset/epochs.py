@@ -19,9 +19,7 @@ T = TypeVar("T")
 
 
 def in_epoch(ds: DatasetNode, epoch: int) -> Any:
-    """Returns ``ds`` with the elements of a later epoch of every map dataset in it; streams without
-    one are the same again.
-    """
+    """Returns ``ds`` with the elements of a later epoch of every map dataset in it."""
     return ds if epoch == 0 else _InEpoch(epoch).replaced(ds)
 
 

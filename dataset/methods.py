@@ -96,7 +96,7 @@ def _in_lanes(
     return _by_workers(ds, options, worker_init_fn, by_lanes=False)
 
 
-def _warn_of_small_groups(ds: object, batch_size: Any) -> None:
+def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
     from gristmill.dataset.bases.node import ancestors
 
     for node in ancestors(ds):
@@ -329,10 +329,11 @@ class MapElementMethods(Generic[T_co]):
             >>> list(ds.tolerate(max_rate=None)), list(ds.tolerate(max_rate=None, then="replace"))
             ([8, 4, 2], [8, 2, 4, 2])
         """
+        from gristmill.dataset.faults.budget import TolerateParameters
         from gristmill.dataset.faults.tolerate import TolerateMapDataset
 
         given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
-        return TolerateMapDataset(self, *given)
+        return TolerateMapDataset(self, TolerateParameters(*given))
 
     def filter(self, transform: Filter | Callable[[Any], bool]) -> MapDataset[T_co | None]:
         """Returns a dataset in which the elements that ``transform`` rejects are ``None``; its
@@ -1084,10 +1085,11 @@ class IterElementMethods(Generic[T_co]):
             >>> list(ds.tolerate(max_rate=None))
             [2, 1]
         """
+        from gristmill.dataset.faults.budget import TolerateParameters
         from gristmill.dataset.faults.tolerate import TolerateIterDataset
 
         given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
-        return TolerateIterDataset(self, *given)
+        return TolerateIterDataset(self, TolerateParameters(*given))
 
     def filter(self, transform: Filter | Callable[[Any], bool]) -> IterDataset[T_co]:
         """Returns a dataset of the elements that ``transform`` accepts.
@@ -1362,12 +1364,14 @@ class IterSequenceMethods(Generic[T_co]):
             >>> list(MapDataset.range(5).to_iter_dataset().global_batch(2, end="pad"))[-1]
             (array([4, 3]), array([ True, False]))
         """
-        from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
+        from gristmill.dataset.stages.global_batch import (
+            GlobalBatchIterDataset,
+            GlobalBatchParameters,
+        )
 
         _warn_of_small_groups(self, batch_size)
-        return GlobalBatchIterDataset(
-            self, batch_size, num_lanes, shard_options, workers, end, agree, agree_every, batch_fn
-        )
+        given: Any = (num_lanes, shard_options, workers, end, agree, agree_every, batch_fn, None)
+        return GlobalBatchIterDataset(self, GlobalBatchParameters(batch_size, *given))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T_co]:
         """Returns a dataset of the same rows in batches of another size.

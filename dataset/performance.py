@@ -112,11 +112,10 @@ def pick_performance_config(
                 f"ds must not be an iterator, which would be moved, got {node}: pass the dataset"
                 " that it reads"
             )
-    budget = (
-        available_memory()
-        if ram_budget_mb is None
-        else min(_check_budget(ram_budget_mb) * _MIB, available_memory())
-    )
+    if ram_budget_mb is None:
+        budget = available_memory()
+    else:
+        budget = min(_check_budget(ram_budget_mb) * _MIB, available_memory())
     worker_cap = (
         usable_cpus() if max_workers is None else as_int("max_workers", max_workers, minimum=0)
     )
@@ -153,9 +152,7 @@ def _check_budget(megabytes: Any) -> float:
 
 
 def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, samples: int) -> int:
-    """Returns the number of elements of each of ``datasets`` that fit into ``budget`` bytes
-    together, at most ``cap``.
-    """
+    """Returns how many elements of each of ``datasets`` fit into ``budget`` bytes together."""
     sizes = [
         size for ds in datasets for size in _first_sizes(ds, math.ceil(samples / len(datasets)))
     ]
@@ -202,11 +199,10 @@ class _Unbuffered(PipelineEditor):
             )
         if isinstance(ds, InterleaveIterDataset):
             parts = ds._gm_datasets
-            parts = (
-                MapDataset.map(parts, _unbuffered_part)
-                if isinstance(parts, MapDataset)
-                else [_unbuffered_part(part) for part in parts]
-            )
+            if isinstance(parts, MapDataset):
+                parts = MapDataset.map(parts, _unbuffered_part)
+            else:
+                parts = [_unbuffered_part(part) for part in parts]
             cycle_length = parameters_of(ds).cycle_length
             return InterleaveIterDataset(
                 parts, cycle_length=cycle_length, make_iter_buffer_size=0, iter_buffer_size=0

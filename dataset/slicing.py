@@ -22,25 +22,19 @@ T = TypeVar("T")
 
 
 def worker_slice(index: int, count: int) -> slice:
-    """Returns which elements are those of worker ``index`` of ``count``: this is the one place that
-    says so.
-    """
+    """Returns which elements are those of worker ``index`` of ``count``."""
     return slice(index, None, count)
 
 
 def numbers_of(ds: DatasetNode) -> Numbers:
-    """Returns which numbers the elements of ``ds`` (if made by stages that do not count) have in
-    the whole pipeline.
-    """
+    """Returns which numbers the elements of ``ds`` have in the whole pipeline."""
     return next(
         (node.numbers for node in ancestors(ds) if isinstance(node, RunsMapDataset)), Numbers(0, 1)
     )
 
 
 def lanes_of_worker(index: int, count: int, num_lanes: int) -> range:
-    """Returns which lanes are computed by worker ``index`` of ``count``, in the order of their
-    turns.
-    """
+    """Returns which lanes worker ``index`` of ``count`` computes, in their order."""
     return range(index, num_lanes, count)
 
 
@@ -94,9 +88,7 @@ def slice_pipeline(
 def num_elements_of_shares(
     ds: IterDataset[Any], count: int, sequential: bool, by_lanes: bool = False
 ) -> Length:
-    """Returns the number of elements that all shards of ``ds`` have together: each shard makes its
-    own batches and the like.
-    """
+    """Returns the number of elements that all shards of ``ds`` have together."""
     shares = [
         slice_pipeline(ds, i, count, sequential=sequential, by_lanes=by_lanes) for i in range(count)
     ]

@@ -12,16 +12,18 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from gristmill.core.apportion import Apportionment, largest_remainders
+from gristmill.core.keyed_hash import KeyedHash
 from gristmill.core.seeds import check_seed
 from gristmill.dataset.bases.epochs import any_pair, keeps_records, may_hold_twice
-from gristmill.dataset.bases.map import NotOverAPartError, ReindexMapDataset
+from gristmill.dataset.bases.map import MapDataset, NotOverAPartError, ReindexMapDataset
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.repeat import RepeatMapDataset
 from gristmill.dataset.stages.split import (
     Assignment,
-    ExactAssignment,
     KeyAssignment,
     SplitMapDataset,
+    SplitParameters,
 )
 
 if TYPE_CHECKING:
@@ -111,9 +113,7 @@ class _Splitter:
         return parts
 
     def _parts_of(self, ds: DatasetNode, behind: tuple[Any, ...]) -> dict[str, Any]:
-        """Returns parts of ``ds``, whose elements become those that have keys by the stages
-        ``behind``, which are downstream.
-        """
+        """Returns parts of ``ds``, from which the stages ``behind`` make what has keys."""
         place = (id(ds), *map(id, behind))
         if place not in self._parts:
             self._parts[place] = self._made(ds, behind)
@@ -138,10 +138,10 @@ class _Splitter:
             reason = f"it is endless. {_REMEDY}"
         raise ValueError(f"cannot split {ds!s:.200}: {reason}")
 
-    def _steps_from_parents(self, ds: Any, behind: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Returns the stages by which elements of each parent become those that have keys; ``None``
-        if there is no such way.
-        """
+    def _steps_from_parents(
+        self, ds: MapDataset[Any], behind: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        """Returns the stages that make elements with keys of each parent's, if known."""
         if self._by is None or ds._gm_moves_records or isinstance(ds, ReindexMapDataset):
             return behind  # elements pass as they are
         is_one_of_one = (
@@ -149,30 +149,31 @@ class _Splitter:
         )
         return (ds, *behind) if is_one_of_one else None
 
-    def _split_here(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:
+    def _split_here(self, ds: MapDataset[Any], behind: tuple[Any, ...]) -> dict[str, Any]:
         self._split.append(ds)
         shares = list(self._shares.values())
         if self._by is None:
-            assignment: Assignment = ExactAssignment(len(ds), shares, self._seed)
+            sizes = largest_remainders(len(ds), shares)
+            assignment: Assignment = Apportionment(sizes, KeyedHash(self._seed)("split"))
         else:
             keyed = ds
             for step in behind:
                 keyed = _over(step, [keyed])
             assignment = KeyAssignment(keyed, self._by, shares, self._seed)
-        given: Any = {
-            "weights": {name: float(share) for name, share in self._shares.items()},
-            "seed": self._seed,
-            "by": self._by,
-            "assignment": assignment,
+        weights = {name: float(share) for name, share in self._shares.items()}
+        return {
+            name: SplitMapDataset(
+                ds, SplitParameters(name, weights, self._seed, self._by, assignment)
+            )
+            for name in weights
         }
-        return {name: SplitMapDataset(ds, name, **given) for name in self._shares}
 
 
 _REMEDY = "Split before that step"
 _OR_BY = f"{_REMEDY}, or pass by=, a function of an element that returns which record it is"
 
 
-def _can_be_over_parts(ds: Any) -> bool:
+def _can_be_over_parts(ds: MapDataset[Any]) -> bool:
     if not ds._gm_parents:
         return False
     try:

@@ -35,9 +35,7 @@ _look = threading.local()
 
 @contextlib.contextmanager
 def looking_once() -> Iterator[None]:
-    """Looks up now if there is an observer, for all pipelines that are begun in this context, by
-    this thread.
-    """
+    """Looks up now if there is an observer, for all pipelines begun in this context."""
     before = getattr(_look, "finds_nobody", False)
     _look.finds_nobody = watcher() is None
     try:
@@ -85,9 +83,7 @@ def _new_watcher() -> Callable[[Any], None]:
 
 
 def report_joining(it: DatasetIterator[Any], report: Callable[[Any], None]) -> bool:
-    """Has ``report`` be called with every iterator that joins the pipeline of ``it`` from now on;
-    false if it was so before.
-    """
+    """Has ``report`` called with every iterator that joins; false if it was so before."""
     ctx = it._gm_ctx
     before, ctx.joined = ctx.joined, report
     return bool(before != report)
@@ -99,9 +95,7 @@ def observe_as(it: DatasetIterator[Any], observer: object, part: object) -> None
 
 
 def observed_as(it: DatasetIterator[Any]) -> tuple[Any, Any]:
-    """Returns the observer of an iterator and the part of its pipeline that the iterator is;
-    ``None`` for both if it is not observed.
-    """
+    """Returns the observer of an iterator and the part that it is; ``None`` for both if none."""
     return getattr(it, "_gm_observed", None) or (None, None)
 
 
@@ -111,9 +105,7 @@ def observed_by(it: DatasetIterator[Any]) -> Any:
 
 
 def report_faults_of(it: Any, step: str, num: int) -> None:
-    """Reports to the observer of an iterator, if any, that the iterator has skipped ``num`` more
-    faults of a stage.
-    """
+    """Reports to the observer of an iterator that it has skipped ``num`` more faults."""
     observer = observed_by(it)
     if observer is not None:
         observer.add_faults(step, num)

@@ -233,7 +233,10 @@ class DataLoader(grain_names.DataLoader):
             >>> list(loader.global_batch(4))
             [array([0, 4, 6, 7]), array([5, 3, 1, 2])]
         """
-        from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
+        from gristmill.dataset.stages.global_batch import (
+            GlobalBatchIterDataset,
+            GlobalBatchParameters,
+        )
 
         if self._shard_options.shard_count > 1:
             raise ValueError(
@@ -244,17 +247,9 @@ class DataLoader(grain_names.DataLoader):
         if workers is None and own.num_workers:
             workers = dataclasses.replace(own, num_lanes=None)
         num_lanes = self._num_lanes if num_lanes is None else num_lanes
-        given = (
-            num_lanes,
-            shard_options,
-            workers,
-            end,
-            agree,
-            agree_every,
-            batch_fn,
-            self._worker_init_fn,
-        )
-        return GlobalBatchIterDataset(self._chain, batch_size, *given)
+        init_fn = self._worker_init_fn
+        given: Any = (num_lanes, shard_options, workers, end, agree, agree_every, batch_fn, init_fn)
+        return GlobalBatchIterDataset(self._chain, GlobalBatchParameters(batch_size, *given))
 
     @property
     def multiprocessing_options(self) -> WorkerOptions:

@@ -99,11 +99,9 @@ def kept_rows(before: Traced, after: Traced, stage: str) -> Rows:
         if record.cells and not cells:
             return [_unknown(record, stage)]
         was_empty = all([x.start == x.stop for x in record.cells])
-        return (
-            [record.replaced(cells=cells)]
-            if was_empty or any([x.stop > x.start for x in cells])
-            else []
-        )
+        if was_empty or any([x.stop > x.start for x in cells]):
+            return [record.replaced(cells=cells)]
+        return []
 
     return [tuple([new for record in row for new in kept(record)]) for row in rows]
 
@@ -186,17 +184,12 @@ def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Lin
     records = []
     for k, row in enumerate(x.rows):
         for record in row:
-            owned = [_tokens_of(x, k, record, part.cells.feature) for part in parts]
-            if None in owned:
+            found = [_tokens_of(x, k, record, part.cells.feature) for part in parts]
+            owned = [own for own in found if own is not None]
+            if len(owned) < len(found):
                 records.append(_unknown(record, x.changed_by or "a stage"))
                 continue
-            cells = tuple(
-                [
-                    _moved(part, own)
-                    for part, own in zip(parts, owned, strict=True)
-                    if own is not None
-                ]
-            )
+            cells = tuple([_moved(part, own) for part, own in zip(parts, owned, strict=True)])
             if keeps_empty or any([c.stop > c.start for c in cells]):
                 records.append(record.replaced(cells=cells))
     return records
@@ -226,15 +219,8 @@ def records_of_row(x: Traced, i: int, num_rows: int) -> Rows:
         [_are_alike(cells) and cells[0].length == num_rows for cells in packed]
     ):
         return cut_by([x.records], x.changed_by or "a stage")
-    return [
-        tuple(
-            [
-                p.replaced(cells=())
-                for p in x.records
-                if not p.cells or p.cells[0].start <= i < p.cells[0].stop
-            ]
-        )
-    ]
+    own = [p for p in x.records if not p.cells or p.cells[0].start <= i < p.cells[0].stop]
+    return [tuple([p.replaced(cells=()) for p in own])]
 
 
 def _moved(part: Placed, own: tuple[int, int]) -> Cells:

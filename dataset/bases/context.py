@@ -72,9 +72,7 @@ class IteratorContext:
 
     @property
     def budget(self) -> Budget:
-        """The budget that all prefetching stages share. Options that come later have no effect on
-        it.
-        """
+        """The budget that all prefetching stages share; later options do not change it."""
         if self.lender is not None:
             return self.lender.budget
         whole, process_id = self.outermost, os.getpid()
@@ -96,9 +94,7 @@ class IteratorContext:
         self._budgets[os.getpid()] = budget
 
     def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
-        """Makes the pipeline share ``index`` of ``count`` of one with ``whole``, whose options hold
-        where it has none.
-        """
+        """Makes the pipeline share ``index`` of ``count`` of one with ``whole``."""
         self.options = whole.options.merge(self.options)
         self.numbers = self.numbers.replaced(index=index, count=count)
         self.lender = whole
@@ -136,9 +132,7 @@ class ComponentContext(IteratorContext):
 
 
 def collected_options(ds: DatasetNode) -> DatasetOptions:
-    """Returns the options in ``ds`` and upstream, merged as iterators merge them: nearest the
-    output first, then first parent first.
-    """
+    """Returns the merged options of ``ds`` and upstream; those nearest the output win."""
     options = DatasetOptions()
     for parent in ds._gm_parents:
         options = options.merge(collected_options(parent))

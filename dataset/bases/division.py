@@ -31,9 +31,7 @@ class Division(abc.ABC):
 
     @abc.abstractmethod
     def every_nth(self, ds: Any) -> Any:
-        """Returns the worker's elements of a map dataset, of which every ``num_workers``-th one is
-        its own.
-        """
+        """Returns every ``num_workers``-th element of a map dataset, from the worker's first on."""
 
     @abc.abstractmethod
     def part(self, ds: Any) -> Any:

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def upstream(ds: Any, *, of_later_epochs: bool = False) -> Iterator[Any]:
-    """Yields ``ds`` and the datasets that it draws from, each once; with ``of_later_epochs``, those
-    of which it reaches later epochs.
-    """
+    """Yields what ``ds`` draws from; ``of_later_epochs``: only what it reaches later epochs of."""
     seen: set[int] = set()
     todo = [ds]
     while todo:
@@ -43,9 +41,7 @@ def may_hold_twice(ds: DatasetNode) -> bool:
 
 
 def part_that_changes(ds: object) -> Any | None:
-    """Returns ``ds`` or a stage upstream that takes some positions of data that is reshuffled: it
-    has other records in later epochs.
-    """
+    """Returns a stage that takes some positions of reshuffled data, which differ by epoch."""
     for node in upstream(ds, of_later_epochs=True):
         if node._gm_takes_a_part and any(
             [above._gm_is_reshuffled for above in upstream(node, of_later_epochs=True)]
@@ -54,17 +50,15 @@ def part_that_changes(ds: object) -> Any | None:
     return None
 
 
-def are_parallel(ds: DatasetNode, other: Any) -> bool:
+def are_parallel(ds: DatasetNode, other: DatasetNode) -> bool:
     """True if both have the same records of one dataset, in the same order."""
     root, positions = _positions(ds)
     other_root, other_positions = _positions(other)
     return root is other_root and positions == other_positions
 
 
-def may_share_records(ds: Any, other: Any) -> bool:
-    """True if both may have a record. The objects decide: two sources that read the same files are
-    two.
-    """
+def may_share_records(ds: DatasetNode, other: DatasetNode) -> bool:
+    """True if both may have a record. Two sources that read the same files are two."""
     if {id(data) for data in _data(ds)}.isdisjoint([id(data) for data in _data(other)]):
         return False
     root, positions = _positions(ds)
@@ -73,9 +67,7 @@ def may_share_records(ds: Any, other: Any) -> bool:
 
 
 def any_pair(datasets: Sequence[Any], *, parallel_ones: bool) -> tuple[Any, Any] | None:
-    """Returns two of ``datasets`` that may share records, if there are such; of those that are
-    parallel only if asked for.
-    """
+    """Returns two of ``datasets`` that may share records; parallel ones only if asked for."""
     for ds, other in itertools.combinations(datasets, 2):
         if may_share_records(ds, other) and (parallel_ones or not are_parallel(ds, other)):
             return ds, other
@@ -87,9 +79,7 @@ def _data(ds: DatasetNode) -> list[Any]:
 
 
 def _positions(ds: Any) -> tuple[Any, range]:
-    """Returns the dataset or data whose records ``ds`` passes on one by one, and the positions
-    there that these have.
-    """
+    """Returns the dataset or data whose records ``ds`` passes on, and their positions in it."""
     step = ds._gm_passed_on
     if step is None:
         return ds._gm_data, range(len(ds))

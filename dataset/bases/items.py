@@ -27,23 +27,20 @@ from gristmill.dataset.errors.context import add_error_context
 from gristmill.sources.reading import is_read_in_blocks, read_keys
 
 if TYPE_CHECKING:
+    from gristmill.dataset.bases.map import MapDataset
     from gristmill.dataset.bases.node import DatasetNode
 
 _NEVER_FAILING = (list, tuple, range, str, bytes, np.ndarray)  # at keys below their length
 
 
-def item(ds: Any, index: int) -> Any:
-    """Returns the element of ``ds`` at ``index``; at the end of its source raises
-    ``SourceEnded``.
-    """
+def item(ds: MapDataset[Any], index: int) -> Any:
+    """Returns the element of ``ds`` at ``index``; ``SourceEnded`` at the end of its source."""
     [element] = ds._gm_items([index])
     return element
 
 
 def check_number(found: int, expected: int) -> None:
-    """Raises ``RuntimeError`` if an iterator has returned fewer elements than there were
-    indices.
-    """
+    """Raises ``RuntimeError`` if an iterator has returned too few elements."""
     if found < expected:
         raise RuntimeError(
             f"a map dataset returned {found} elements for {expected} indices: its _gm_items returns"
@@ -57,12 +54,12 @@ def given_out(elements: list[Any]) -> Iterator[Any]:
     return map(list.pop, repeat(elements, len(elements)))
 
 
-def begun_when_needed(ds: Any, indices: Indices) -> Iterator[Any]:
+def begun_when_needed(ds: MapDataset[Any], indices: Indices) -> Iterator[Any]:
     """Returns ``ds._gm_items(indices)``, which is called when the first element is requested."""
     return chain.from_iterable(map(ds._gm_items, (indices,)))
 
 
-def each_alone(ds: Any, indices: Indices) -> Iterator[Any]:
+def each_alone(ds: MapDataset[Any], indices: Indices) -> Iterator[Any]:
     """Returns the elements at ``indices``, each of them requested alone."""
     return chain.from_iterable(map(ds._gm_items, [[i] for i in as_ints(indices)]))
 

@@ -90,9 +90,7 @@ class IterDataset(
         return True  # for any length
 
     def _gm_num_elements(self) -> Length:
-        """Returns the number of elements that it delivers, if it is known; unknown for users'
-        datasets.
-        """
+        """Returns the number of elements that it delivers; unknown for users' datasets."""
         return Unknown()
 
     def _gm_traced(self, tracing: Tracing) -> Any:
@@ -114,18 +112,6 @@ class IterDataset(
                 " super().__init__()"
             )
         return division.over_shares(self)
-
-    def __repr__(self) -> str:
-        from gristmill.dataset.descriptions.display import chain_text
-
-        return chain_text(self)
-
-    def __str__(self) -> str:
-        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
-
-    @property
-    def _gm_shows_chain(self) -> bool:
-        return type(self).__repr__ is IterDataset.__repr__
 
 
 def _noting_dataset(iterate: Callable[[Any], Any]) -> Any:

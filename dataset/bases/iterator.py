@@ -98,9 +98,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
             share_context(self._gm_parents, ctx)
 
     def _gm_set_instrument(self, wrap: Wrap | None) -> None:
-        """Let elements be taken through what ``wrap`` makes of the method that takes them;
-        ``None``: as without it.
-        """
+        """Let elements be taken through what ``wrap`` makes; ``None``: as without it."""
         divert_next(self, wrap)
 
     def __iter__(self) -> DatasetIterator[T_co]:
@@ -223,18 +221,6 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        from gristmill.dataset.descriptions.display import chain_text
-
-        return chain_text(self)
-
-    def __str__(self) -> str:
-        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
-
-    @property
-    def _gm_shows_chain(self) -> bool:
-        return type(self).__repr__ is DatasetIterator.__repr__
-
     def __reduce__(self) -> Any:
         raise TypeError(
             f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset"
@@ -288,26 +274,22 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return restore()
 
     def _gm_alone(self, use: Callable[[], R]) -> R:
-        """Return ``use()``, during which other threads may not use this. Users' iterators look
-        after that themselves.
-        """
+        """Return ``use()``, during which other threads may not use this."""
         return use()
 
     def _gm_before_last(self) -> Any:
-        """Returns a state from which the next output is the one that ``next`` gave last; ``None``
-        if there was none. Optional.
-        """
+        """Returns a state from which the last output comes again; ``None`` without one."""
         raise NotImplementedError(
             f"{self} does not know where it was before its last output: save the state before it"
         )
 
     def _gm_merged_state(self, states: object) -> Any:
-        """Returns the state that continues where all of several shards stopped, whose number was
-        another one. Optional.
+        """Returns the state that continues where all shards stopped, whose number was another one.
+        Optional.
 
         Args:
-            states: those of all shards; or, by their number, those of all the datasets that the
-                shards share out.
+            states: those of all shards; or, by their number, of all the datasets that they share
+                out.
         """
         raise StateMismatchError(
             f"{self} cannot continue with another number of shards or processes: only"

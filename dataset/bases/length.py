@@ -54,7 +54,7 @@ def num_elements(ds: Any) -> Length:
     return length
 
 
-def dataset_length(ds: Any) -> Length:
+def dataset_length(ds: object) -> Length:
     """Returns how many elements ``ds`` delivers, as known from its stages without reading any.
 
     ``Exact(num)``: that many; ``len`` of a stream gives it then. ``AtMost(num)``: that many or
@@ -97,9 +97,7 @@ def scaled(length: Length, number: Callable[[int], int]) -> Length:
 
 
 def at_most(length: Length) -> Length:
-    """Return the length of a stage that may drop elements: an infinite one stays infinite, even if
-    nothing is left of it.
-    """
+    """Return the length of a stage that may drop elements; an infinite one stays infinite."""
     return AtMost(length.num) if isinstance(length, Exact) else length
 
 
@@ -150,6 +148,11 @@ def some_of_them(stage: DatasetNode) -> Length:
     return at_most(num_elements(stage._gm_parents[0]))
 
 
+def unknown_number(stage: DatasetNode) -> Length:
+    """Implement ``_gm_num_elements`` for stages whose elements have to be counted."""
+    return Unknown()
+
+
 def exact_length(stream: Any) -> int:
     """Return ``len(stream)``.
 
@@ -185,14 +188,9 @@ def exact_length(stream: Any) -> int:
 def elements_left(it: object, ds: object, next_index: Callable[[], int]) -> int:
     """Return ``len(it)``, the number of elements of ``ds`` that its iterator has not delivered.
 
-    Args:
-        it: the iterator.
-        ds: its dataset, or ``None``.
-        next_index: returns the index of its next element, or raises.
-
     Raises:
-        TypeError: the number does not follow from the stages and the position. ``list(it)`` asks
-            for the length, too, and ignores this error alone.
+        TypeError: the number does not follow from the stages and the position. ``list(it)`` ignores
+            this error alone.
     """
     if ds is None:
         raise _no_length(it, "its dataset is not known")
@@ -207,9 +205,7 @@ def elements_left(it: object, ds: object, next_index: Callable[[], int]) -> int:
 
 
 def has_own_length(node: DatasetNode) -> bool:
-    """Return True if a dataset has a length that does not follow from its parents', as a stream's
-    does.
-    """
+    """Return True if the length of a dataset does not follow from its parents'."""
     return (
         not hasattr(node, "__next__")
         and getattr(type(node), "__len__", exact_length) is not exact_length
@@ -221,15 +217,11 @@ def _no_length(stream: object, reason: str) -> TypeError:
 
 
 def length_hint(stream: Any) -> Any:
-    """Return the most elements that ``stream`` has; ``NotImplemented`` if that is not known, or far
-    more than one would keep.
-    """
+    """Return the most elements that ``stream`` has, ``NotImplemented`` if unknown or huge."""
     try:
         length = num_elements(stream)
     except Exception:
         return NotImplemented
-    return (
-        length.num
-        if isinstance(length, Exact | AtMost) and length.num <= _MAX_HINT
-        else NotImplemented
-    )
+    if isinstance(length, Exact | AtMost) and length.num <= _MAX_HINT:
+        return length.num
+    return NotImplemented

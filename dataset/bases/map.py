@@ -92,6 +92,7 @@ class MapDataset(
     _gm_moves_records = False
     _gm_has_one_epoch = False
     _gm_is_reshuffled = False  # whether every epoch has an order of its own
+    _gm_needs_whole = ""  # why it has no meaning over a part of its parent, in words
     # Whether some positions are in no part of the same kind.
     _gm_takes_a_part = False
 
@@ -114,18 +115,6 @@ class MapDataset(
 
     def __iter__(self: MapDataset[T | None]) -> DatasetIterator[T]:
         return MapDataset.to_iter_dataset(self).__iter__()
-
-    def __repr__(self) -> str:
-        from gristmill.dataset.descriptions.display import chain_text
-
-        return chain_text(self)
-
-    def __str__(self) -> str:
-        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
-
-    @property
-    def _gm_shows_chain(self) -> bool:
-        return type(self).__repr__ is MapDataset.__repr__
 
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         """Returns an iterator over the elements at ``indices`` (see ``items``)."""
@@ -163,9 +152,7 @@ class MapDataset(
         return not self._gm_parents and type(self)._gm_items is MapDataset._gm_items
 
     def _gm_set_instrument(self, wrap: Wrap | None) -> None:
-        """Lets elements be computed through what ``wrap`` makes of the method that computes them
-        (see ``observing``).
-        """
+        """Lets elements be computed through what ``wrap`` makes (see ``observing``)."""
         divert_items(self, wrap)
 
     @property
@@ -182,15 +169,11 @@ class MapDataset(
         return AtMost(length.num) if isinstance(length, Exact) and dropping_steps(self) else length
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
-        """Returns the lineage of the element at ``index``; empty if it is unknown, as of users'
-        datasets.
-        """
+        """Returns the lineage of the element at ``index``; empty if it is unknown."""
         return [UpstreamElement(self._gm_parents[0], index)] if self._gm_keeps_indices else ()
 
     def _gm_behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
-        """Returns the dataset upstream, and the indices there, that have the elements at
-        ``indices``, changed or not; ``None`` if there is no such dataset.
-        """
+        """Returns the dataset upstream that has the elements, and their indices in it."""
         return (self._gm_parents[0], indices) if self._gm_keeps_indices else None
 
     def _gm_made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
@@ -198,23 +181,17 @@ class MapDataset(
         return self._gm_origins(index)
 
     def _gm_num_drawn(self, num: int, parent: int) -> int:
-        """Returns the number of elements of a parent, by its number, from which the first ``num``
-        elements are made.
-        """
+        """Returns from how many elements of a parent the first ``num`` are made."""
         return num
 
     def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        """Returns the draw counts of the first ``num`` elements, by component of the nearest
-        mixture upstream (see ``counts``).
-
-        ``None``: there is none, or they are not its first ones.
+        """Returns the draw counts of the first ``num`` elements by component of the nearest mixture
+        upstream; ``None`` if they are not its first ones.
         """
         return self._gm_parents[0]._gm_counts_before(num) if self._gm_keeps_indices else None
 
     def _gm_divided(self, division: Division) -> Any:
-        """Returns the dataset that a worker has in place of this one, from which a stream is
-        made.
-        """
+        """Returns the dataset that a worker has in place of this one."""
         if not division.is_sequential:
             return division.every_nth(self)
         if not self._gm_parents:
@@ -235,31 +212,24 @@ class MapDataset(
 
     @property
     def _gm_passed_on(self) -> tuple[MapDataset[Any], slice] | None:
-        """The dataset, and the slice of its positions, whose elements those of an epoch are made
-        of, one of one.
-        """
+        """The dataset, and the slice of its positions, whose elements it passes on."""
         return (self._gm_parents[0], _ALL) if self._gm_keeps_indices else None
 
     def _gm_over_parts(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
-        """Returns this stage over parts of its parents that stay the same in all epochs, for
-        ``split``.
-
-        Raises:
-            NotOverAPartError: that would not be a part of this dataset.
-        """
+        """Returns this stage over parts of its parents that never change, for ``split``."""
         return self._gm_over(replaced)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
         """Returns this stage over a part of its parent, for ``sequential_slice``.
 
-        A copy will do if element ``i`` is made of the parent's at ``i``. That cannot be proved of
-        code; the other kinds of stages have several parents, or a
-        length of their own, or keep something of the parent's length (a permutation, labels).
-        Stages of ours that do so nevertheless are constructed again.
+        A copy will do if element ``i`` is made of the parent's at ``i``, which cannot be proved of
+        code: so other kinds of stages are refused, unless they are ours and are constructed again.
 
         Raises:
             ValueError: this stage may be of such a kind.
         """
+        if self._gm_needs_whole:
+            raise not_over_a_part(self, self._gm_needs_whole)
         if len(self._gm_parents) != 1:
             raise not_over_a_part(self, "combines several datasets")
         new = super()._gm_over(replaced)
@@ -279,6 +249,9 @@ class BlockMapDataset(MapDataset[T]):
 
     _reports: Reports | None = None  # takes faults that are tolerated, of a copy for one reader
 
+    def __init__(self, parents: object = ()) -> None:
+        self._gm_parents = as_parents(parents, MapDataset)
+
     @abc.abstractmethod
     def _gm_items(self, indices: Indices) -> Iterator[Any]: ...
 
@@ -287,13 +260,9 @@ class BlockMapDataset(MapDataset[T]):
         return False
 
     def _gm_set_instrument(self, wrap: Wrap | None) -> None:
-        shadow(
-            self,
-            "_gm_items",
-            None
-            if wrap is None
-            else partial(observed_items, wrap, is_read_once=self._gm_draws_once),
-        )
+        is_read_once = self._gm_draws_once
+        items = None if wrap is None else partial(observed_items, wrap, is_read_once=is_read_once)
+        shadow(self, "_gm_items", items)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
         if self._gm_is_rebuilt:
@@ -336,20 +305,17 @@ class ReindexMapDataset(BlockMapDataset[T]):
 
     @abc.abstractmethod
     def _reindex(self, index: Any) -> Any:
-        """Returns the parent's index for an ``int``, or the indices for an array [n]: written once
-        with operators that take both.
-        """
+        """Returns the parent's index for an ``int``, or those for an array [n]."""
 
     def _reindex_range(self, indices: range) -> Indices | None:
-        """Returns the parent's indices for a ``range`` of at least two, where that is quicker than
-        for an array; else ``None``.
-        """
+        """Returns the parent's indices for a ``range``, if there is a quicker way."""
         return None
 
     @property
-    @abc.abstractmethod
     def _limit(self) -> int:
-        """Up to this magnitude of an index all arithmetic of ``_reindex`` stays within int64."""
+        """Up to this magnitude of an index the arithmetic of ``_reindex`` fits int64."""
+        length = len(self)
+        return max(2**62 - length, length - 1)
 
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         try:
@@ -411,9 +377,7 @@ def source_reads_once(source: object) -> bool:
 
 
 def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[Any], Indices]:
-    """Returns the farthest dataset upstream of which every element of ``ds`` is one, and where
-    those at ``indices`` are in it.
-    """
+    """Returns the farthest dataset upstream with the elements of ``ds``, and their indices."""
     while (found := ds._gm_behind(indices)) is not None:
         ds, indices = found
     return ds, indices

@@ -119,14 +119,12 @@ OF_STREAMS = _OF_BOTH | {
 def lookup_with_hint(lookup: Callable[[Any, str], Any], obj: Any, name: str) -> Any:
     """Look up a missing attribute again, and add the migration hint to the ``AttributeError``.
 
-    This is the body of ``__getattr__``, which Python calls only for attributes that are missing.
-    They stay missing for ``hasattr``, ``dir``, ``inspect.getattr_static`` and runtime protocols. An
-    ``AttributeError`` that a property raises keeps its message.
+    This is the body of ``__getattr__``: attributes stay missing for ``hasattr``, ``dir`` and
+    runtime protocols, and an ``AttributeError`` that a property raises keeps its message.
 
     Args:
         lookup: ``object.__getattribute__``, or ``type.__getattribute__`` for a class.
-        obj: a dataset or a class of datasets, with hints by attribute name in
-            ``_gm_migration_hints``.
+        obj: a dataset or a class of datasets.
         name: the missing attribute.
     """
     try:

@@ -72,9 +72,7 @@ def set_next_index(ds_iter: object, index: int) -> None:
 
 
 def check_no_gaps(stage: Any) -> None:
-    """Refuses to count, for ``stage``, elements upstream by their indices if an index may have no
-    element.
-    """
+    """Raises unless every index upstream of ``stage`` has an element."""
     if stage.has_gaps():
         raise NotImplementedError(
             f"{stage} has no index for its elements: a step of the MapDataset before it may leave"

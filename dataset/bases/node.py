@@ -21,9 +21,7 @@ S = TypeVar("S")
 
 
 class Node:
-    """Base of datasets and iterators: their inputs in the graph, and their answers about
-    themselves.
-    """
+    """Base of datasets and iterators: their inputs, and their answers about themselves."""
 
     _gm_node_family: ClassVar[str]  # the class that users know it by
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
@@ -62,9 +60,7 @@ class Node:
 
     @property
     def _gm_observed_upstream(self) -> Sequence[Any]:
-        """The same for observers: without pipelines that it opens by itself, which they meet when
-        they are opened.
-        """
+        """The same for observers, without pipelines that it opens by itself."""
         return self._gm_parents
 
     @property
@@ -72,10 +68,18 @@ class Node:
         """Options that users gave, of how much of it runs at once and how far ahead."""
         return ()
 
+    def __repr__(self) -> str:
+        from gristmill.dataset.descriptions.display import chain_text
+
+        return chain_text(self)
+
+    def __str__(self) -> str:
+        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
+
     @property
     def _gm_shows_chain(self) -> bool:
         """True if its ``repr`` is the text of the whole chain."""
-        return False
+        return type(self).__repr__ is Node.__repr__
 
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
@@ -163,9 +167,7 @@ class DatasetNode(Node):
 
     @replaceable
     def _element_spec(self) -> Any:
-        """Returns the spec of an element, for ``get_element_spec``. Optional for users'
-        datasets.
-        """
+        """Returns the spec of an element. Optional for users' datasets."""
         raise NotImplementedError(
             f"{type(self).__name__} does not say what its elements look like: define a property"
             " _element_spec that returns a pytree of ShapeDtypeStruct"
@@ -175,24 +177,18 @@ class DatasetNode(Node):
 
         def __getattr__(self, name: str) -> Any:
             inherited = getattr(super(), "__getattr__", None)  # of another base of a user's class
-            return (
-                inherited(name)
-                if inherited
-                else lookup_with_hint(object.__getattribute__, self, name)
-            )
+            if inherited:
+                return inherited(name)
+            return lookup_with_hint(object.__getattribute__, self, name)
 
     @property
     def _gm_is_mixed_in_lanes(self) -> bool:
-        """True if its lanes are other shares than every n-th element: mixtures of lanes of the
-        components of a mixture.
-        """
+        """True if its lanes are mixtures of the lanes of a mixture's components."""
         return False
 
     @property
     def _gm_makes_choices(self) -> bool:
-        """True if its stream makes choices (see ``engine.choices``), besides those of
-        ``_gm_tolerance``.
-        """
+        """True if its stream makes other choices than those of ``_gm_tolerance``."""
         return False
 
     @property
@@ -214,14 +210,12 @@ class DatasetNode(Node):
         return hooks.pipeline_html(self)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> Any:
-        """Returns this stage over other parents: a copy with the attributes of this one and the
-        same default seed.
-
-        A stage that stores something else derived from its parents is constructed again.
+        """Returns this stage over other parents: a copy with the same default seed. A stage that
+        stores something else derived from its parents is constructed again.
 
         Args:
             replaced: gives what takes the place of a parent, or of anything made of parents that an
-                attribute may hold; other values as they are.
+                attribute holds; other values as they are.
         """
         new = copy.copy(self)
         attributes = vars(new)
@@ -230,9 +224,7 @@ class DatasetNode(Node):
         return new
 
     def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
-        """Returns this stage computed by other threads or worker processes, if it says how many.
-        The elements, their order and the states are the same; itself if that cannot be.
-        """
+        """Returns this stage computed by other threads or workers, or itself."""
         return self
 
     def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
@@ -250,9 +242,7 @@ class DatasetNode(Node):
 def computed_by(
     ds: DatasetNode, *, threads: ReadOptions | None = None, num_workers: int | None = None
 ) -> Any:
-    """Returns ``ds``, computed by other threads or by another number of worker processes; itself if
-    that cannot be.
-    """
+    """Returns ``ds`` computed by other threads or workers; itself if that cannot be."""
     return ds._gm_computed_by(threads, num_workers)
 
 
@@ -271,37 +261,32 @@ spec_of_first_parent = property(_spec_of_first_parent)
 
 def as_parents(parents: object, *kinds: type) -> tuple[Any, ...]:
     """Returns ``parents`` as a tuple: one object of one of ``kinds``, or an iterable of such."""
-    found = (
-        (parents,)
-        if isinstance(parents, kinds)
-        else tuple(parents)
-        if isinstance(parents, Iterable)
-        else None
-    )
+    if isinstance(parents, kinds):
+        found = (parents,)
+    elif isinstance(parents, Iterable):
+        found = tuple(parents)
+    else:
+        found = None
     if found is None or not all([issubclass(kind, kinds) for kind in {type(p) for p in found}]):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"parents must be a {names} or a sequence of them, got {shown(parents)}")
     return found
 
 
-def parents_of(node: Any) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = node._gm_parents
-    return found
+def parents_of(node: Node) -> tuple[Any, ...]:
+    return node._gm_parents
 
 
 def upstream_for_observers(node: DatasetNode) -> Sequence[Any]:
     """Returns the inputs that an observer counts together with a dataset or iterator."""
-    found: Sequence[Any] = node._gm_observed_upstream
-    return found
+    return node._gm_observed_upstream
 
 
 class NoSingleParentError(ValueError, AttributeError):
-    """Also an ``AttributeError``, so that ``hasattr(node, "_parent")``, by which programs walk up a
-    pipeline, is false.
-    """
+    """Also an ``AttributeError``, so that ``hasattr(node, "_parent")`` is false."""
 
 
-def only_parent(node: Any) -> Any:
+def only_parent(node: Node) -> Any:
     if len(node._gm_parents) != 1:
         raise NoSingleParentError(
             f"{node._gm_class_name} must have exactly one parent here, it has"
@@ -311,24 +296,19 @@ def only_parent(node: Any) -> Any:
 
 
 def default_seed(dataset: DatasetNode) -> np.uint32 | None:
-    """Returns the seed that follows from ``ds.seed(...)`` upstream and the position in the
-    pipeline.
-    """
+    """Returns the seed that follows from ``ds.seed(...)`` upstream and the position."""
     entropy = seed_entropy(dataset)
     return np.uint32(derive_seed(entropy)) if entropy else None
 
 
-def seed_entropy(dataset: Any) -> list[int]:
-    """Returns the seeds nearest upstream and the distance of each in stages:
-    ``[seed, steps, seed, steps, …]``.
-
-    Breadth first from ``dataset`` (distance 0), parents in order. Nothing upstream of a seed
-    counts.
+def seed_entropy(dataset: DatasetNode) -> list[int]:
+    """Returns the seeds nearest upstream, breadth first, each with its distance in stages: ``[seed,
+    steps, seed, steps, …]``. Nothing upstream of a seed counts.
     """
     entropy: list[int] = []
     level, steps = [dataset], 0
     while level:
-        above = []
+        above: list[DatasetNode] = []
         for node in level:
             while not node._gm_adds_step:
                 node = only_parent(node)
@@ -350,11 +330,6 @@ def random_seed(stage: DatasetNode, seed: int | None, name: str, *, bits: int | 
     return int(default)
 
 
-def tolerance_of(ds: DatasetNode) -> Any:
-    """Returns which faults of upstream stages ``ds`` skips; ``None``: no faults."""
-    return ds._gm_tolerance
-
-
 def tolerances(ds: DatasetNode) -> list[Any]:
     """Returns the tolerances of ``ds`` and everything upstream."""
     return [node._gm_tolerance for node in ancestors(ds) if node._gm_tolerance is not None]
@@ -362,11 +337,7 @@ def tolerances(ds: DatasetNode) -> list[Any]:
 
 def tolerates(ds: DatasetNode, *, may_open: bool = True) -> bool:
     """Return true if a stage of ``ds`` or upstream tolerates faults, or one of a dataset that it
-    opens.
-
-    Args:
-        ds: the dataset.
-        may_open: the answer where a stage opens datasets that are not known yet.
+    opens; ``may_open`` where a stage opens datasets that are not known yet.
     """
     nodes = [*ancestors(ds)]
     if any([node._gm_tolerance is not None for node in nodes]):
@@ -377,7 +348,7 @@ def tolerates(ds: DatasetNode, *, may_open: bool = True) -> bool:
     return any([tolerates(x, may_open=may_open) for x in opened])
 
 
-def ancestors(ds: Any) -> Iterator[Any]:
+def ancestors(ds: Node) -> Iterator[Any]:
     """Yields ``ds`` and everything upstream, each object once."""
     seen: set[int] = set()
     todo = [ds]
@@ -395,16 +366,12 @@ def reads_once(ds: DatasetNode) -> bool:
 
 
 def mixes_in_lanes(ds: DatasetNode) -> bool:
-    """Return true if the lanes of a pipeline are other shares than every n-th element of its map
-    datasets.
-    """
+    """Return true if lanes of a pipeline are other shares than every n-th element."""
     return any([node._gm_is_mixed_in_lanes for node in ancestors(ds)])
 
 
 def makes_choices(ds: DatasetNode) -> bool:
-    """Return true if a stage of a pipeline makes choices, which stages that replay elements
-    record.
-    """
+    """Return true if a stage of a pipeline makes choices, which replaying stages record."""
     return any([node._gm_tolerance is not None or node._gm_makes_choices for node in ancestors(ds)])
 
 

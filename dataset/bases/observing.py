@@ -69,15 +69,9 @@ class Computed(list[Any]):
 def observed_items(
     wrap: Wrap, items: Callable[[Any, Indices], Iterator[Any]], *, is_read_once: bool
 ) -> Callable[[Indices], Iterator[Any]]:
-    """Returns what takes the place of a method ``_gm_items`` while it is observed.
-
-    It computes the elements of a call at once, so that few looks at the clock are enough; one after
-    another where something upstream cannot be read again.
-
-    Args:
-        wrap: makes an instrument.
-        items: the method of the class.
-        is_read_once: a source upstream may not give the same record again.
+    """Returns what takes the place of a method ``_gm_items`` while it is observed: it computes the
+    elements of a call at once, or one after another if ``is_read_once``, where something upstream
+    cannot be read again.
     """
     instrument: Any = wrap(lambda stage, indices: Computed.of(items(stage, indices)))
 
@@ -107,9 +101,7 @@ class WorkAhead(NamedTuple):
 
 
 class Observable:
-    """Interface of the stream of an iterator to observers; it also reports to them. By default
-    there is nothing to report.
-    """
+    """Interface of a stream to observers. By default there is nothing to report."""
 
     flow: Flow = "stateful"
     # What its time is spent for; by default that follows from whether it has parents.
@@ -121,31 +113,21 @@ class Observable:
         """Call ``report`` with the last iterator of each pipeline that this one opens by itself."""
 
     def report_pool(self, report: Callable[[Any], None] | None) -> None:
-        """Call ``report`` with the pool of worker processes that is used, now or whenever that is
-        another one.
-        """
+        """Call ``report`` with the pool of worker processes, now and when it changes."""
 
     def observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
-        """Read by index what ``replace`` makes of the dataset, which is equal to it; ``None``: the
-        dataset itself.
-        """
+        """Read what ``replace`` makes of the dataset, which is equal; ``None``: itself."""
 
     def work_ahead(self) -> WorkAhead | None:
-        """Return how elements are computed ahead, of a stage that is there for that
-        (``work_category`` is ``"prefetch"``).
-        """
+        """Return how elements are computed ahead, of a stage that is there for that."""
         return None
 
     def drawn(self, pos: object) -> dict[str, dict[str, int]] | None:
-        """Return what was drawn of each component before ``pos``, of a mixture; asked by any
-        thread.
-        """
+        """Return what was drawn of each component before ``pos``; asked by any thread."""
         return None
 
     def num_long(self, pos: object) -> int | None:
-        """Return how many elements were too long before ``pos``, where batches are made by length;
-        asked by any thread.
-        """
+        """Return how many elements before ``pos`` were too long; asked by any thread."""
         return None
 
     def worker_processes(self) -> Sequence[Any]:
@@ -153,9 +135,7 @@ class Observable:
         return ()
 
     def open_iterators(self) -> Sequence[Any]:
-        """Return the iterators that it runs besides those of its parents, if there are any at the
-        moment.
-        """
+        """Return the iterators that it runs besides those of its parents."""
         return ()
 
 
@@ -184,9 +164,7 @@ def let_observe(
 
 
 def shared_budget(it: DatasetIterator[Any]) -> Budget | None:
-    """Return the threads and the memory with which elements are computed ahead, if any were asked
-    for yet.
-    """
+    """Return the threads and the memory for computing ahead, if any were asked for yet."""
     budget: Budget | None = it._gm_ctx.known_budget
     return budget
 
@@ -202,9 +180,7 @@ def divert_next(it: object, wrap: Wrap | None) -> None:
 
 
 def divert_items(ds: DatasetNode, wrap: Wrap | None) -> None:
-    """Puts an instrument in place of the ``__getitem__`` of a user's class, but for slices;
-    ``None`` takes it away.
-    """
+    """Puts an instrument in place of ``__getitem__`` of a user's class; ``None``: none."""
     _divert(ds, "__getitem__", wrap, _items_through)
 
 
@@ -236,9 +212,7 @@ def _items_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]
 
 
 class _Diversion:
-    """A method of a class that goes through instruments, as long as there are objects of the class
-    that have some.
-    """
+    """A method that goes through instruments as long as objects of its class have some."""
 
     def __init__(
         self,

@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from gristmill.core.naming import transform_name
 from gristmill.core.value import Value
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import Node
 
 
 class _Field(Value):
@@ -30,12 +33,10 @@ def field(
     """Declares a field of parameters that is not as most are.
 
     Args:
-      in_checkpoint: False if the value does not change the elements: it is in no description, so a
-        checkpoint is restored under any value.
-      in_repr: False if the value is not in the text of the stage.
-      is_function: True for a user's function: shown by its name, and in no description, since code
-        may change.
-      show: returns the text of a value.
+        in_checkpoint: False if the value does not change the elements: it is in no description.
+        in_repr: False if the value is not in the text of the stage.
+        is_function: True for a user's function: shown by its name, and in no description.
+        show: returns the text of a value.
     """
     if is_function:
         return _Field(in_checkpoint=False, show=transform_name)
@@ -86,9 +87,7 @@ class Parameters(Value):
         """Validates the values."""
 
     def described(self) -> dict[str, Any]:
-        """Returns the parameters that determine the elements, by name: checkpoints identify
-        pipelines by them.
-        """
+        """Returns the parameters that determine the elements, by name."""
         return {
             name: getattr(self, name)
             for name, declared in self._fields.items()
@@ -109,6 +108,12 @@ class Parameters(Value):
         vars(self).update(values)
 
 
+class FunctionParameters(Parameters):
+    """Parameters of a stage that calls a user's function of each element."""
+
+    transform: Any = field(is_function=True)
+
+
 class Described(Parameters):
     """Parameters that are part of descriptions, and of no text."""
 
@@ -121,9 +126,6 @@ class Described(Parameters):
 NONE = Parameters()
 
 
-def parameters_of(stage: Any) -> Any:
-    """Returns the parameters of a dataset or iterator; empty if they are unknown, as of users'
-    classes.
-    """
-    found: Parameters = stage._gm_parameters
-    return found
+def parameters_of(stage: Node) -> Any:
+    """Returns the parameters of a dataset or iterator; empty if they are unknown."""
+    return stage._gm_parameters

@@ -41,9 +41,9 @@ class Traced:
 
     Args:
         compute: gives the element.
-        rows: the records of every row if it is a batch, else of the one row; or a function that
-            returns them, which is called when they are needed.
-        is_batch: whether it is.
+        rows: the records of every row of a batch, else of the one row; or a function that returns
+            them.
+        is_batch: whether it is a batch.
         changed_by: the last stage whose function made it from another element, or an empty text.
     """
 
@@ -204,9 +204,7 @@ class Tracing:
         return stream._gm_traced(self)
 
     def over(self, ds: DatasetNode, **changed: Any) -> Any:
-        """Returns a copy of the stage ``ds`` over its traced parents, or over ``_gm_parents``, with
-        other attributes.
-        """
+        """Returns a copy of the stage ``ds`` over its traced parents, with other attributes."""
         new = copy.copy(ds)
         if "_gm_parents" not in changed:
             changed["_gm_parents"] = tuple([self.of(parent) for parent in parents_of(ds)])
@@ -253,9 +251,7 @@ def rows_at(ds: DatasetNode, index: int) -> tuple[Rows, bool]:
 
 
 def _rows(ds: Any, index: int, record: LineageRecord) -> tuple[Rows, bool]:
-    """Returns the rows of the element at ``index``, of which ``record`` has what is known so
-    far.
-    """
+    """Returns the rows of an element, of which ``record`` has what is known so far."""
     if not is_of_library(ds):
         return [(_own_record(ds, index, record),)], False
     origins: list[UpstreamElement | RecordKey] = list(ds._gm_made_of(index))
@@ -267,11 +263,9 @@ def _rows(ds: Any, index: int, record: LineageRecord) -> tuple[Rows, bool]:
         return [tuple([x for row in rows for x in row]) for rows, _ in found], True
     if len(found) == 1:
         rows, is_batch = found[0]
-        return (
-            (cut_by(rows, str(ds)), is_batch)
-            if ds._gm_takes_apart and is_batch and are_several(rows)
-            else found[0]
-        )
+        if ds._gm_takes_apart and is_batch and are_several(rows):
+            return cut_by(rows, str(ds)), is_batch
+        return found[0]
     return joined_rows([rows for rows, _ in found], any([is_batch for _, is_batch in found]))
 
 
@@ -290,19 +284,16 @@ def _rows_of(
         )
         return [(found,)], False
     assert record.epoch is not None
-    return _rows(
-        one.ds,
-        one.index,
-        record.replaced(
-            index=one.index if is_batch else record.index,
-            epoch=record.epoch + one.epoch,
-            components=record.components + one.components,
-            seeds=one.seeds + record.seeds,
-        ),
+    known = record.replaced(
+        index=one.index if is_batch else record.index,
+        epoch=record.epoch + one.epoch,
+        components=record.components + one.components,
+        seeds=one.seeds + record.seeds,
     )
+    return _rows(one.ds, one.index, known)
 
 
-def _own_record(ds: Any, index: Any, record: LineageRecord) -> LineageRecord:
+def _own_record(ds: MapDataset[Any], index: int, record: LineageRecord) -> LineageRecord:
     """Returns the record that a user's map dataset reads."""
     if ds._gm_parents:
         raise refuse_to_trace(ds)

@@ -27,6 +27,7 @@ import types
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ class Digest:
                 self._note(name)
                 self.add(value)
 
-    def add_attributes(self, value: Any, state: Any = None, *, but: str | None = None) -> None:
+    def add_attributes(self, value: object, state: Any = None, *, but: str | None = None) -> None:
         """Adds the attributes of an object, except for those that its methods change.
 
         Args:
@@ -259,13 +260,13 @@ class Digest:
             self._num_bytes += len(data)
             self._hash.update(data)
 
-    def _add_list(self, value: Any) -> None:
+    def _add_list(self, value: list[Any] | tuple[Any, ...]) -> None:
         self._note(f"{type(value).__name__} {len(value)}")
         step = -(-len(value) // _MAX_ITEMS) or 1
         for item in value[::step]:
             self.add(item)
 
-    def _add_set(self, value: Any) -> None:
+    def _add_set(self, value: AbstractSet[Any]) -> None:
         """Adds a set in an order that does not depend on the hashes of this process."""
         items = [f"{type(item).__name__} {item!r}" for item in value if type(item) in _PLAIN]
         for item in value if len(items) < len(value) else ():

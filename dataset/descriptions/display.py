@@ -19,7 +19,7 @@ from gristmill.dataset.bases.length import has_own_length
 from gristmill.dataset.descriptions.pipeline import as_json, file_paths
 
 if TYPE_CHECKING:
-    from gristmill.dataset.bases.node import DatasetNode
+    from gristmill.dataset.bases.node import Node
 
 T = TypeVar("T")
 
@@ -32,15 +32,13 @@ _MAX_NAME = 40
 
 
 class _Showing:
-    """Marks that a pipeline is being shown. Freed with the call that shows it, also if that is
-    interrupted.
-    """
+    """Marks that a pipeline is being shown; freed with the call that shows it."""
 
 
 _being_shown: dict[tuple[int, int], ref[_Showing]] = {}  # by pipeline and thread
 
 
-def chain_text(pipeline: Any) -> str:
+def chain_text(pipeline: Node) -> str:
     """Returns the stages of a dataset or iterator, one to a line, with their parameters and lengths
     where these change.
 
@@ -66,22 +64,19 @@ def chain_text(pipeline: Any) -> str:
         _being_shown.pop(key, None)
 
 
-def _chain_text(pipeline: DatasetNode) -> str:
+def _chain_text(pipeline: Node) -> str:
     kind = pipeline._gm_node_family
     length = length_text(stage_length(pipeline))
-    head = (
-        f"{kind} of {length}:"
-        if length.endswith(("element", "elements"))
-        else f"{kind}{length and ', '}{length}:"
-    )
+    if length.endswith(("element", "elements")):
+        head = f"{kind} of {length}:"
+    else:
+        head = f"{kind}{length and ', '}{length}:"
     lines = abbreviated(_lines(pipeline, {}, 0), _MAX_LINES, lambda num: f"… {num} more lines …")
     return "\n".join([head, *["  " + line for line in lines]])
 
 
-def stage_name(stage: DatasetNode) -> str:
-    """Returns the text of a stage in a chain: on one line, without memory addresses, also where a
-    user's class has other text.
-    """
+def stage_name(stage: Node) -> str:
+    """Returns the text of a stage in a chain: on one line, without memory addresses."""
     text = without_addresses(one_line(_answer(stage._gm_chain_text, ""), _MAX_LINE))
     return text if text.strip("…") else stage._gm_class_name
 
@@ -98,23 +93,19 @@ def length_text(length: int | None) -> str:
     return "endless" if length >= sys.maxsize else f"{length:,} element{'s' * (length != 1)}"
 
 
-def stage_inputs(stage: Any) -> Sequence[Any]:
+def stage_inputs(stage: Node) -> Sequence[Any]:
     """Returns the existing inputs of a dataset or iterator: the call makes no iterator."""
     return list(stage._gm_draws_from)
 
 
-def component_names(stage: DatasetNode) -> list[str] | None:
-    """Returns the names of the inputs of a mixture, dataset or iterator, if its components have
-    names.
-    """
+def component_names(stage: Node) -> list[str] | None:
+    """Returns the names of the components of a mixture, if they have any."""
     names = stage._gm_component_names
     return None if not names else [one_line(str(name), _MAX_NAME) for name in names]
 
 
 def joined(branches: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of several branches, one after the other, with a bar along them that leads
-    to the next stage.
-    """
+    """Returns the lines of several branches, with a bar along them to the next stage."""
     return [
         ("│  " if j else "├─ " if i else "┌─ ") + line
         for i, branch in enumerate(branches)
@@ -128,20 +119,18 @@ def named(lines: list[str], name: str) -> list[str]:
 
 
 def abbreviated(items: list[Any], limit: int, left_out: Callable[[int], str]) -> list[Any]:
-    """Returns ``items``, in place of those in the middle what ``left_out`` makes of their number if
-    there are more than ``limit``.
-    """
+    """Returns at most ``limit`` items; ``left_out`` makes one of the number in the middle."""
     if len(items) <= limit:
         return items
     half = (limit - 1) // 2
     return [*items[:half], left_out(len(items) - 2 * half), *items[-half:]]
 
 
-def _inputs(stage: DatasetNode) -> Sequence[Any]:
+def _inputs(stage: Node) -> Sequence[Any]:
     return _answer(lambda: stage_inputs(stage), [])
 
 
-def _lines(stage: DatasetNode, shown: dict[int, Any], depth: int) -> list[str]:
+def _lines(stage: Node, shown: dict[int, Any], depth: int) -> list[str]:
     chain: list[Any] = []
     above: Sequence[Any] = [stage]
     while len(above) == 1 and id(above[0]) not in shown:
@@ -175,7 +164,7 @@ def _lines(stage: DatasetNode, shown: dict[int, Any], depth: int) -> list[str]:
     return lines
 
 
-def _stage_text(stage: DatasetNode) -> str:
+def _stage_text(stage: Node) -> str:
     """Returns the name of a stage and its parameters."""
     kind = type(stage)
     if not stage._gm_shows_chain and not _inputs(stage) and not file_paths(stage._gm_source):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.dataset.states.mixtures import mixtures_in
 
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.iterator import DatasetIterator
+    from gristmill.dataset.bases.node import Node
 
-def counts_of(it: Any) -> dict[str, dict[str, int]]:
+
+def counts_of(it: DatasetIterator[Any]) -> dict[str, dict[str, int]]:
     """See ``DatasetIterator.counts``. All lanes of workers count; without ``by`` an element has the
     length 1.
 
@@ -43,7 +47,7 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
     return total
 
 
-def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
+def _counts_of_map_datasets(it: DatasetIterator[Any]) -> dict[str, dict[str, int]] | None:
     reading = _nearest(it, lambda node: _counts_at(node) is not None)
     places = [*_places_in(it.get_state())]
     counts: dict[str, dict[str, int]] | None = (
@@ -57,9 +61,7 @@ def _counts_at(it: object) -> Any:
 
 
 def _places_in(state: object) -> Iterator[int]:
-    """Yields the number of elements of map datasets that have been read, from the innermost parts
-    of a state.
-    """
+    """Yields how many elements of map datasets have been read, as a state says."""
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
     inner = [place for part in parts for place in _places_in(part)]
     if not inner and isinstance(state, dict) and type(state.get("next_index")) is int:
@@ -67,10 +69,8 @@ def _places_in(state: object) -> Iterator[int]:
     yield from inner
 
 
-def _nearest(it: Any, is_one: Callable[[Any], bool]) -> Any:
-    """Returns the nearest such iterator to the output: one like that in use, which need not be
-    where that one is.
-    """
+def _nearest(it: Node, is_one: Callable[[Any], bool]) -> Any:
+    """Returns the nearest such iterator to the output, or one like that in use."""
     level = [it]
     while level:
         found = next(filter(is_one, level), None)

@@ -55,7 +55,7 @@ class Leaf:
     kept: Any = None
 
 
-def are_equal(a: Any, b: Any) -> bool:
+def are_equal(a: object, b: object) -> bool:
     """Returns true if no leaf differs.
 
     Example:
@@ -67,7 +67,7 @@ def are_equal(a: Any, b: Any) -> bool:
     return a is b or difference(leaves_of(a), leaves_of(b)) is None
 
 
-def leaves_of(value: Any) -> list[Leaf]:
+def leaves_of(value: object) -> list[Leaf]:
     """Returns the containers and leaves of ``value``, in an order that follows from its content.
 
     Example:
@@ -77,15 +77,13 @@ def leaves_of(value: Any) -> list[Leaf]:
     return list(_leaves(value, "", ()))
 
 
-def digest_of(value: Any) -> bytes:
+def digest_of(value: object) -> bytes:
     """Returns the digest of all that ``value`` is made of."""
     return _together(_leaves(value, "", ()))
 
 
 def difference(expected: Sequence[Leaf], got: Sequence[Leaf]) -> tuple[str, Any, Any] | None:
-    """Returns the path of the first leaf that differs, and both values if they are small; ``None``
-    if no leaf differs.
-    """
+    """Returns the path of the first leaf that differs, and both values; else ``None``."""
     for a, b in zip(expected, got, strict=False):
         if a.path != b.path:
             return min(a.path, b.path, key=len), a.shown, b.shown
@@ -93,11 +91,9 @@ def difference(expected: Sequence[Leaf], got: Sequence[Leaf]) -> tuple[str, Any,
             return _place(a, b)
     if len(expected) != len(got):
         longer = max(expected, got, key=len)[min(len(expected), len(got))]
-        return (
-            (longer.path, longer.shown, "nothing")
-            if len(expected) > len(got)
-            else (longer.path, "nothing", longer.shown)
-        )
+        if len(expected) > len(got):
+            return longer.path, longer.shown, "nothing"
+        return longer.path, "nothing", longer.shown
     return None
 
 
@@ -105,7 +101,7 @@ class _Kept(bytes):
     """A pickled object with an ``==`` of its own."""
 
 
-def _are_equal_by_their_own(a: Any, b: Any) -> bool:
+def _are_equal_by_their_own(a: object, b: object) -> bool:
     if isinstance(a, _Kept) and isinstance(b, _Kept):
         with contextlib.suppress(Exception):
             return bool(pickle.loads(a) == pickle.loads(b))
@@ -129,7 +125,7 @@ def _place(a: Leaf, b: Leaf) -> tuple[str, Any, Any]:
     return a.path, a.shown, b.shown
 
 
-def _plain(x: Any) -> Any:
+def _plain(x: object) -> Any:
     value = x.item() if hasattr(x, "item") else x
     return value if isinstance(value, _SCALARS) else str(x)
 
@@ -139,7 +135,7 @@ class _Scalar:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
 
@@ -151,7 +147,7 @@ def _together(leaves: Iterator[Leaf]) -> bytes:
     return hasher.digest()
 
 
-def _leaf(path: str, kind: str, content: bytes, shown: str, kept: Any = None) -> Leaf:
+def _leaf(path: str, kind: str, content: bytes, shown: str, kept: object = None) -> Leaf:
     hasher = hashlib.blake2b(kind.encode("utf-8", "surrogatepass"), digest_size=16)
     hasher.update(b"\0")
     hasher.update(content)
@@ -227,16 +223,14 @@ def _of_mapping(value: Mapping[Any, Any], path: str, above: tuple[int, ...]) -> 
 
 
 def _of_parts(
-    value: Any,
+    value: object,
     path: str,
     parts: Mapping[str, Any],
     above: tuple[int, ...],
     name: str = "",
     content: bytes = b"",
 ) -> Iterator[Leaf]:
-    """Yields a leaf for a container, and those of its parts; one for all of them together if there
-    are many.
-    """
+    """Yields a leaf for a container, and those of its parts; one for all if there are many."""
     kind, here = name or _name(type(value)), (*above, id(value))
     shown = f"{type(value).__name__} of {len(parts)}"
     if len(parts) > _MAX_PARTS:
@@ -250,7 +244,7 @@ def _of_parts(
         yield from _leaves(x, path + part, here)
 
 
-def _of_object(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
+def _of_object(value: object, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     kind: Any = type(value)
     if dataclasses.is_dataclass(kind):
         fields = {
@@ -264,19 +258,14 @@ def _of_object(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     elif kind.__eq__ is not _IDENTITY:
         digest, kept = _together(_of_parts(value, path, parts, above)), None
         with contextlib.suppress(Exception):
-            kept = _Kept(dumps(value))
-        yield _leaf(
-            path,
-            _name(kind),
-            digest,
-            _text(value),
-            kept if kept is not None and len(kept) <= _MAX_KEPT else None,
-        )
+            pickled = dumps(value)
+            kept = _Kept(pickled) if len(pickled) <= _MAX_KEPT else None
+        yield _leaf(path, _name(kind), digest, _text(value), kept)
     else:
         yield from _of_parts(value, path, parts, above)
 
 
-def _reduced(value: Any) -> dict[str, Any] | None:
+def _reduced(value: object) -> dict[str, Any] | None:
     """Returns the arguments from which an object is rebuilt; ``None`` if they are unknown."""
     try:
         reduced = value.__reduce_ex__(4)
@@ -301,7 +290,7 @@ def _reduced(value: Any) -> dict[str, Any] | None:
     return parts
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray | np.generic) or (
         hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "__array__")
     )
@@ -356,7 +345,7 @@ def _name(kind: type) -> str:
     return f"{module}.{kind.__qualname__}"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     try:
         return one_line(without_addresses(repr(value)), _MAX_TEXT)
     except Exception as error:  # of a user's object

@@ -37,9 +37,7 @@ _NOTHING = object()
 
 
 def describe(node: Any) -> dict[str, Any]:
-    """Return the stage of a dataset or iterator, its parameters, and the same of everything
-    upstream; JSON-able.
-    """
+    """Return a stage with its parameters and everything upstream, JSON-able."""
     name = node._gm_stage_name
     upstream = node._gm_described_upstream
     if name is None:  # the same elements and states as without this stage
@@ -69,9 +67,7 @@ def describe(node: Any) -> dict[str, Any]:
 
 
 def description_text(description: dict[str, Any]) -> str:
-    """Return a description on one line, inputs first:
-    ``Stage(Stage(...), parameter=..., length=...)``.
-    """
+    """Return a description on one line: ``Stage(Stage(...), parameter=..., length=...)``."""
     parents = [description_text(parent) for parent in description.get("parents", ())]
     parameters = [
         f"{key}={value}"
@@ -82,18 +78,14 @@ def description_text(description: dict[str, Any]) -> str:
 
 
 def source_text(source: object) -> str:
-    """Return the text of a source in a description: its ``repr`` if another run produces the same
-    one, else its type.
-    """
+    """Return the ``repr`` of a source if another run produces the same one, else its type."""
     if isinstance(source, list | tuple | np.ndarray):
         return str(type(source))
     return _text(source)
 
 
 def short_source_text(source: object) -> str:
-    """Return the name of a source in the names of its records: its ``repr``; for a long list or
-    array, its length.
-    """
+    """Return the name of a source in its records: its ``repr``, or its length."""
     if not isinstance(source, list | tuple | np.ndarray):
         return _text(source)
     text = repr(source) if len(source) <= _MAX_RECORDS and getattr(source, "ndim", 1) == 1 else ""
@@ -103,9 +95,7 @@ def short_source_text(source: object) -> str:
 
 
 def source_name(source: object) -> str:
-    """Return the class of a source and, if it reads files, the name of the first one and their
-    number.
-    """
+    """Return the class of a source and the first of its files, if it reads any."""
     kind, paths = type(source).__name__, file_paths(source)
     if not paths:
         return kind
@@ -118,11 +108,9 @@ def file_paths(source: object) -> Sequence[str]:
     paths = getattr(source, "paths", None) or getattr(
         getattr(source, "_files", None), "paths", None
     )
-    return (
-        paths
-        if isinstance(paths, list | tuple) and all([isinstance(path, str) for path in paths[:1]])
-        else ()
-    )
+    if isinstance(paths, list | tuple) and all([isinstance(path, str) for path in paths[:1]]):
+        return paths
+    return ()
 
 
 def source_files(source: object) -> list[str] | None:
@@ -139,18 +127,14 @@ def source_files(source: object) -> list[str] | None:
 
 
 def source_first(node: DatasetNode) -> Iterator[Any]:
-    """Yield all datasets upstream of ``node``, and that itself, in the order in which its text
-    names them.
-    """
+    """Yield ``node`` and all datasets upstream in the order in which its text names them."""
     for parent in node._gm_parents:
         yield from source_first(parent)
     yield node
 
 
 def few_files(files: Sequence[str], most: int) -> list[str]:
-    """Return ``files``, of which the last ones are joined in a hash if there are more than
-    ``most``.
-    """
+    """Return ``files``; beyond ``most`` the last ones are joined in a hash."""
     if len(files) <= most:
         return list(files)
     rest = files[most - 1 :]
@@ -169,7 +153,7 @@ def source_difference(
     Args:
         saved: the text of the source then.
         own: the text of the source here.
-        saved_files: its files then; ``None`` if nothing is known of them, as in what Grain writes.
+        saved_files: its files then; ``None`` if nothing is known of them.
         own_files: its files here; ``None`` if it is not made of files that may be moved.
     """
     if own_files is not None and saved_files is not None:
@@ -180,11 +164,9 @@ def source_difference(
     if saved == own:
         return None
     is_elsewhere = own_files is not None and _without_paths(saved) == _without_paths(own)
-    return (
-        "Its files are in another folder, and only a hash of the paths was saved"
-        if is_elsewhere
-        else ""
-    )
+    if is_elsewhere:
+        return "Its files are in another folder, and only a hash of the paths was saved"
+    return ""
 
 
 def _file_difference(saved: object, own: Sequence[str]) -> str | None:
@@ -215,7 +197,7 @@ def complete_repr(value: Any) -> str:
     return description_text(describe(value)) if is_chain else stable_repr(value)
 
 
-def check_description(saved: Any, own: Any, place: str = "the last stage") -> None:
+def check_description(saved: object, own: dict[str, Any], place: str = "the last stage") -> None:
     """Compares two descriptions.
 
     Raises:
@@ -290,10 +272,8 @@ def _parts_that_differ(then: object, now: object) -> list[str]:
     ]
 
 
-def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | None:
-    """Return ``None`` if two stages agree in a parameter, else what there is to say beyond both
-    values.
-    """
+def _difference(key: str, saved: dict[str, Any], own: dict[str, Any]) -> str | None:
+    """Return ``None`` if two stages agree in a parameter, else what to add to both values."""
     if key in _NOT_COMPARED:
         return None
     if key == "source":

@@ -54,12 +54,8 @@ class Failure(Value):
 
     def place(self) -> str:
         """Returns the place in words: "by" a stage "at" an element, if that is known."""
-        details = "; ".join(
-            [
-                detail.text(len({other.source for other in self.details}) > 1)
-                for detail in self.details
-            ]
-        )
+        are_several = len({detail.source for detail in self.details}) > 1
+        details = "; ".join([detail.text(are_several) for detail in self.details])
         words = [
             self.stage and f" by {self.stage}",
             self.elements,
@@ -150,9 +146,7 @@ def _add_error_context(
 
 
 def add_error_epoch(error: BaseException, it: object, epoch: int) -> None:
-    """Adds to what ``error`` says that the data upstream of ``it`` has restarted ``epoch``
-    times.
-    """
+    """Adds to ``error`` that the data upstream of ``it`` has restarted ``epoch`` times."""
     with contextlib.suppress(Exception):
         existing = note_at(error)
         if existing is None or not epoch:
@@ -174,9 +168,7 @@ def add_error_epoch(error: BaseException, it: object, epoch: int) -> None:
 
 
 def add_error_worker(error: BaseException, worker: str, otherwise: str) -> None:
-    """Notes at ``error`` which worker raised it; ``otherwise`` stands for an element that is not
-    known.
-    """
+    """Notes at ``error`` its worker, and ``otherwise`` if the element is not known."""
     existing = note_at(error)
     if existing is None:
         note(error, Note.of(f"Raised in {worker}", Failure("", again=f", {otherwise}")))
@@ -204,9 +196,7 @@ def add_settings_note(error: BaseException) -> None:
 
 
 def end_error_context(error: BaseException) -> None:
-    """Marks ``error`` as kept to be raised later: stages that it passes then were not asked for the
-    element.
-    """
+    """Marks ``error`` as kept to be raised later, by stages that did not ask."""
     existing = note_at(error)
     if existing is not None:
         existing.is_on_its_way = False
@@ -223,9 +213,7 @@ def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
 
 
 def on_delivery(error: BaseException, call: Callable[[], object]) -> None:
-    """Lets ``call`` be called when a user gets ``error``, and not as often as it is raised for
-    stages that ask again.
-    """
+    """Lets ``call`` be called when a user gets ``error``, not as often as it is raised."""
     vars(error)[_ON_DELIVERY] = call
 
 
@@ -251,17 +239,13 @@ def deliver(error: BaseException) -> None:
 def note_at(error: BaseException) -> Note | None:
     """Our note at ``error``."""
     notes = vars(error).get("__notes__")
-    return (
-        next((old for old in notes if isinstance(old, Note)), None)
-        if isinstance(notes, list)
-        else None
-    )
+    if isinstance(notes, list):
+        return next((old for old in notes if isinstance(old, Note)), None)
+    return None
 
 
 def note(error: BaseException, new: Note) -> None:
-    """Adds a note of ours, or puts it in place of an older one: an exception may be raised again,
-    and elsewhere.
-    """
+    """Adds a note of ours, or puts it in place of an older one."""
     notes: Any = vars(error).get("__notes__")
     for i, old in enumerate(notes if isinstance(notes, list) else ()):
         if isinstance(old, Note):
@@ -306,9 +290,7 @@ def _failure_at_place(stage: DatasetNode, place: Place | None) -> Failure:
 
 
 def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
-    """Returns the dataset whose elements these are, and their indices in it: that of all workers,
-    of which this may be one.
-    """
+    """Returns the dataset of all workers that has these elements, and their indices in it."""
     ds = place.ds
     if ds._gm_is_share:
         step = ds._reindex(1) - ds._reindex(0) if len(ds) > 1 else 1
@@ -318,9 +300,7 @@ def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
 
 
 def _share(ds: DatasetNode) -> str:
-    """Returns the text after an element index of ``ds`` if that index counts the elements of one
-    worker only.
-    """
+    """Returns the text after the index of an element that counts those of one worker only."""
     return " of its share" if any([node._gm_is_share for node in ancestors(ds)]) else ""
 
 

@@ -36,9 +36,7 @@ _NOTE = (
 
 
 class UnfilteredTraceback(Exception):
-    """The cause, in the mode ``remove_frames``, of an error whose traceback is without our frames:
-    it has all of them.
-    """
+    """The cause, in the mode ``remove_frames``, of an error: it has all frames."""
 
 
 def filter_traceback(error: BaseException) -> None:
@@ -91,9 +89,7 @@ def _filter(error: BaseException) -> None:
 
 
 def _are_ours(files: list[str], *, with_calls: bool) -> list[bool]:
-    """Returns which of the files of a call stack are of this library, or of Python's own called by
-    it if ``with_calls``.
-    """
+    """Returns which files are of this library, or of Python's called by it if ``with_calls``."""
     folders, python = _library_folders(), f"{Path(threading.__file__).parent}{os.sep}"
     found: list[bool] = []
     for file in files:
@@ -104,9 +100,7 @@ def _are_ours(files: list[str], *, with_calls: bool) -> list[bool]:
 
 
 def _is_inside() -> bool:
-    """True if the caller of ``filter_traceback`` runs inside another frame of this library that
-    will pass on the error.
-    """
+    """True if another frame of this library will pass on the error."""
     frame: FrameType | None = sys._getframe(1)
     num_exits = 0
     while frame is not None:

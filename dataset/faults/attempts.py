@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gristmill.dataset.faults.budget import Fault
 
@@ -83,22 +83,15 @@ class Reports(dict[int, list[Event]]):
 
 
 def events_here(reports: Reports | None) -> list[Event] | None:
-    """Return the list that takes the events of a stage with these ``reports``; ``None`` if they are
-    not needed.
-    """
+    """Return the list that takes the events of a stage; ``None`` if they are not needed."""
     return current.events if reports is None else reports.here()
 
 
 class Outcome:
-    """An element in whose computation something failed.
-
-    Args:
-        element: the element.
-        events: what failed.
-    """
+    """An element in whose computation something failed, with the events."""
 
     __slots__ = ("element", "events")
     stands_for_another = True
 
-    def __init__(self, element: Any, events: list[Event]) -> None:
+    def __init__(self, element: object, events: list[Event]) -> None:
         self.element, self.events = element, events

@@ -12,8 +12,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gristmill.core.errors import FaultBudgetError, SourceEnded, StateMismatchError, add_note
+from gristmill.core.errors import (
+    FaultBudgetError,
+    SourceEnded,
+    StateMismatchError,
+    add_note,
+    as_int,
+    as_seconds,
+    check_word,
+)
+from gristmill.core.state import shown
 from gristmill.core.value import Value
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.errors.context import is_pipeline_error, note_at
 
 # Replaced by ``write``, whose users have no iterator.
@@ -138,37 +148,73 @@ class Limits(Value):
         )
 
 
-class Tolerance:
-    """The arguments of ``tolerate``."""
+class TolerateParameters(Parameters):
+    errors: Any = field(in_checkpoint=False, in_repr=False)
+    max_rate: float | None = field(in_checkpoint=False)
+    max_total: int | None = field(in_checkpoint=False, in_repr=False)
+    max_consecutive: int | None = field(in_checkpoint=False, in_repr=False)
+    retries: int = field(in_checkpoint=False, in_repr=False)
+    backoff_seconds: float = field(in_checkpoint=False, in_repr=False)
+    then: str
+    log: Any = field(in_checkpoint=False, in_repr=False)
 
-    def __init__(
-        self,
-        errors: Any,
-        limits: Limits,
-        retries: int,
-        backoff_seconds: float,
-        replaces: bool,
-        log: Any,
-    ) -> None:
-        self.errors = errors
-        self.limits = limits
-        self.replaces = replaces
-        self.retries = retries
-        self._backoff_seconds = backoff_seconds
-        self._log = log
+    def __post_init__(self) -> None:
+        kinds = self.errors if isinstance(self.errors, tuple) else (self.errors,)
+        if not kinds or not all(
+            [isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds]
+        ):
+            raise TypeError(
+                "errors must be a subclass of Exception, or a tuple of them, got"
+                f" {shown(self.errors)}"
+            )
+        check_word("then", self.then, "skip", "replace")
+        if self.max_rate is not None:
+            if isinstance(self.max_rate, bool | str) or not hasattr(self.max_rate, "__float__"):
+                raise TypeError(f"max_rate must be a number or None, got {shown(self.max_rate)}")
+            if not 0 <= float(self.max_rate) <= 1:
+                raise ValueError(f"max_rate must be in [0, 1], got {self.max_rate}")
+            self._replace(max_rate=float(self.max_rate))
+        for name in ("max_total", "max_consecutive"):
+            if getattr(self, name) is not None:
+                self._replace(**{name: as_int(name, getattr(self, name), minimum=0)})
+        if not (
+            self.log is None
+            or isinstance(self.log, str)
+            or hasattr(self.log, "__fspath__")
+            or hasattr(self.log, "write")
+        ):
+            raise TypeError(
+                f"log must be a path, a file open for text, or None, got {shown(self.log)}"
+            )
+        self._replace(
+            errors=kinds,
+            retries=as_int("retries", self.retries, minimum=0),
+            backoff_seconds=as_seconds("backoff_seconds", self.backoff_seconds),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # an open file stays in its process
+        return {**vars(self), "log": None if hasattr(self.log, "write") else self.log}
+
+
+class Tolerance:
+    """The budget of one stage of ``tolerate``."""
+
+    def __init__(self, given: TolerateParameters, name: str) -> None:
+        self.limits = Limits(
+            self.new_number(), name, given.max_rate, given.max_total, given.max_consecutive
+        )
+        self.replaces, self.retries = given.then == "replace", given.retries
+        self._given = given
 
     @staticmethod
     def new_number() -> str:
         """Return what distinguishes a stage from all others, of other processes too."""
         return next(_numbering.numbers or (f"{os.getpid()}-{i}" for i in _numbers))
 
-    def __getstate__(self) -> dict[str, Any]:
-        is_file = hasattr(self._log, "write")  # it stays in the consumer's process, which writes
-        return {**vars(self), "_log": None if is_file else self._log}
-
     def tolerates(self, error: BaseException) -> bool:
         """Return true if the element that raised ``error`` may be skipped or replaced."""
-        is_meant = isinstance(error, self.errors) and not isinstance(error, NEVER)
+        is_meant = isinstance(error, self._given.errors) and not isinstance(error, NEVER)
         return is_meant and not is_pipeline_error(error) and refused_by(error) is None
 
     def attempt(
@@ -187,7 +233,7 @@ class Tolerance:
         try:
             for i in range(self.retries + 1):
                 if i:
-                    time.sleep(self._backoff_seconds * 2 ** (i - 1))
+                    time.sleep(self._given.backoff_seconds * 2 ** (i - 1))
                 if i or error is None:
                     try:
                         return compute(), None
@@ -202,32 +248,25 @@ class Tolerance:
 
     def write(self, faults: Iterable[Fault]) -> None:
         """Add lines to the log."""
-        if self._log is None:
+        log = self._given.log
+        if log is None:
             return
-        text = "".join(
-            [
-                json.dumps({**fault._asdict(), "tolerate": self.limits.name}, default=str) + "\n"
-                for fault in faults
-            ]
-        )
-        if hasattr(self._log, "write"):
-            self._log.write(text)
+        entries = [{**fault._asdict(), "tolerate": self.limits.name} for fault in faults]
+        text = "".join([json.dumps(entry, default=str) + "\n" for entry in entries])
+        if hasattr(log, "write"):
+            log.write(text)
             return
-        with Path(self._log).open("a", encoding="utf-8") as file:
+        with Path(log).open("a", encoding="utf-8") as file:
             file.write(text)
 
 
 def refuse(error: BaseException, limits: Limits) -> None:
-    """Note that the stage with ``limits`` covers what raised ``error``, and that none downstream
-    does.
-    """
+    """Note that the stage with ``limits``, and none downstream, covers what raised ``error``."""
     vars(error).setdefault(_REFUSED, limits.number)
 
 
 def refused_by(error: BaseException) -> str | None:
-    """Return the number of the stage upstream that covers what raised ``error``, and has let it
-    through.
-    """
+    """Return the number of the stage upstream that has let ``error`` through."""
     number: str | None = vars(error).get(_REFUSED)
     return number
 

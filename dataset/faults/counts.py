@@ -10,12 +10,8 @@ from gristmill.dataset.states.values import copied
 
 
 class Skipped(NamedTuple):
-    """A fault, and the number of the element among all that were tried.
-
-    Args:
-        place: the number.
-        fault: the fault.
-        stage: which of the stages that tolerate faults in a map dataset has skipped it.
+    """A fault, and the number ``place`` of the element among all that were tried; ``stage`` is
+    which of the stages of a map dataset has skipped it.
     """
 
     place: int
@@ -47,9 +43,7 @@ class Count(NamedTuple):
         return self.row if self.last in (place, place - 1) else 0
 
     def added(self, place: int, num: int, skipped: Sequence[Skipped]) -> Count:
-        """Return the counts after ``num`` faults at the element ``place``, and what is known of
-        them.
-        """
+        """Return the counts after ``num`` faults at the element ``place``."""
         row = self.row_at(place)
         recent = self.recent if row else self.recent[-NUM_LAST + 1 :]
         return Count(self.total + num, row + num, place, (*recent, *skipped), self.epoch)
@@ -84,14 +78,12 @@ class Choice(dict[str, Any]):
         return Choice, (dict(self), self.skipped)
 
 
-def num_faults(choice: Mapping[str, Any], stage: int) -> int:
-    """Return how many faults of a stage are counted in a recorded choice."""
+def num_faults(choice: Mapping[str, Any], stage: int | None = None) -> int:
+    """Return how many faults of a stage, or of all, are counted in a recorded choice."""
     entries = choice.get("faults")
-    return (
-        1
-        if entries is None
-        else sum([entry[2] for entry in entries if entry[0] == stage and len(entry) == 3])
-    )
+    if entries is None:
+        return 1
+    return sum([num for at, _, num, *rest in entries if stage in (None, at) and not rest])
 
 
 def skipped_of(choice: Mapping[str, Any], stage: int) -> tuple[Skipped, ...]:
@@ -156,10 +148,8 @@ class FaultTotals(NamedTuple):
     recent: tuple[Skipped, ...]
 
 
-def place_in(state: Any) -> int:
-    """Return how many elements of an iterator its state is after, those of earlier epochs
-    included.
-    """
+def place_in(state: Mapping[str, Any]) -> int:
+    """Return how many elements an iterator's state is after, of all epochs."""
     place: int = next(
         state[key] for key in ("next_index", "global_next_index", "tried") if key in state
     )
@@ -181,15 +171,11 @@ def fault_totals(
             records = (*records, state["choices"])
         found = state.get("faults")
         if type(found) is list and found and type(found[0]) is Faults:
-            tried = state.get("tried", place_in(state))
+            place = place_in(state)
+            tried = state.get("tried", place)
             for i, faults in enumerate(found):
-                yield _fault_totals(
-                    (*path, i),
-                    faults,
-                    place_in(state),
-                    tried[i] if type(tried) is list else tried,
-                    records,
-                )
+                num_tried = tried[i] if type(tried) is list else tried
+                yield _fault_totals((*path, i), faults, place, num_tried, records)
         for key, value in state.items():
             if type(value) in (dict, list) and key != "choices":
                 yield from fault_totals(value, (*path, key), records)
@@ -200,9 +186,7 @@ def fault_totals(
 
 
 def _is_after_choices(state: Mapping[str, Any]) -> bool:
-    """Return true for a cache, which has the parent's state after its choices, unless it has
-    another epoch.
-    """
+    """Return true for a cache, whose choices are before the parent's state."""
     return "cache_filled" in state and any(
         [of_step.place > 0 for of_step in fault_totals(state["parent"])]
     )
@@ -264,19 +248,11 @@ def _records(state: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _in_record(record: object) -> tuple[int, int]:
-    """Return how many elements a record of choices is about, and how many of them were skipped or
-    replaced.
-    """
+    """Return how many elements a record is about, and how many of them have failed."""
     if type(record) is not list:
         return 0, 0  # draws of a mixture
     num, choices = record
-    entries = [choice.get("faults") for _, choice in choices if isinstance(choice, Mapping)]
-    return num, sum(
-        [
-            1 if found is None else sum([row[2] for row in found if len(row) == 3])
-            for found in entries
-        ]
-    )
+    return num, sum([num_faults(choice) for _, choice in choices if isinstance(choice, Mapping)])
 
 
 def latest(recent: Iterable[Skipped]) -> tuple[Fault, ...]:

@@ -25,13 +25,8 @@ def total_in(faults: object, owner: object) -> int:
 
 
 def with_counts_since(state: object, before: object, now: object) -> None:
-    """Change the counts of faults in ``state``, which were made from ``before`` on, to those that
-    were made from ``now`` on.
-
-    Args:
-        state: a copy of a state.
-        before: an earlier one of the same run.
-        now: one of this run, before the same elements.
+    """Change the counts of faults in ``state``, a copy, from those since ``before``, an earlier
+    state of the same run, to those since ``now``, one of this run before the same elements.
     """
     if isinstance(state, dict) and isinstance(before, dict) and isinstance(now, dict):
         known = now.get("faults")

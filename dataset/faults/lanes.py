@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 from gristmill.core.errors import FaultBudgetError
@@ -17,24 +16,18 @@ class LaneBudgets:
     """Applies the limits to what is delivered of several lanes, in that order.
 
     Args:
+        stream: has ``states_now``, the state of every lane after what was delivered, and
+            ``report_faults`` for its observer. It is referred to weakly.
         tolerances: of the stages upstream.
-        states: returns the state of every lane after what was delivered.
-        told: called with the name of a stage, and how many more elements it has skipped.
         is_common: true if every lane reads all elements, so that the faults of one are those of
             all.
     """
 
     def __init__(
-        self,
-        tolerances: Iterable[Tolerance],
-        states: Callable[[], Iterable[Any]],
-        report: Callable[[str, int], None],
-        *,
-        is_common: bool = False,
+        self, stream: Any, tolerances: Iterable[Tolerance], *, is_common: bool = False
     ) -> None:
         self._tolerances = {tolerance.limits.number: tolerance for tolerance in tolerances}
-        self._states = states
-        self._report = report
+        self._stream = weakref.ref(stream)
         self._is_common = is_common
         # by lane, states that all have the counts that were read last
         self._seen: dict[int, Any] = {}
@@ -42,32 +35,34 @@ class LaneBudgets:
         self._counts: dict[tuple[Any, ...], tuple[str, int, int]] = {}
         self._written: dict[tuple[Any, ...], int] = {}
 
+    def _all_totals(self) -> Iterator[tuple[tuple[Any, ...], FaultTotals]]:
+        """Yield the counts of all lanes with their keys."""
+        stream = self._stream()
+        for lane, state in enumerate(() if stream is None else stream.states_now()):
+            yield from self._of_lane(lane, state)
+
     def restart(self) -> None:
         """Begin where the lanes are now."""
         self._seen, self._counts = {}, {}
-        for lane, state in enumerate(self._states()):
-            for key, totals in self._of_lane(lane, state):
-                if totals.total >= self._known(key):
-                    self._note(key, totals)
+        for key, totals in self._all_totals():
+            if totals.total >= self._known(key):
+                self._note(key, totals)
 
     def pass_skipped(self) -> None:
         """Restart after ``skip_failed``: report the faults of the output, without a limit."""
-        for lane, state in enumerate(self._states()):
-            for key, totals in self._of_lane(lane, state):
-                if totals.total > self._known(key):
-                    self._pass(key, totals)
+        for key, totals in self._all_totals():
+            if totals.total > self._known(key):
+                self._pass(key, totals)
         self.restart()
 
     def check(self, lane: int, source: object, state: Callable[[], Any]) -> Exception | None:
-        """Count an element that is about to be delivered.
+        """Count an element of ``lane`` that is about to be delivered; return the error if a limit
+        is exceeded.
 
         Args:
             lane: whose element it is.
             source: states, that after the element among them.
             state: returns the state after the element.
-
-        Returns:
-            The error if a limit is exceeded.
         """
         if self.has_checked(lane, source):
             return None
@@ -89,9 +84,7 @@ class LaneBudgets:
         return None
 
     def has_checked(self, lane: int, source: object) -> bool:
-        """Return true if no element whose state is in ``source`` has faults that were not
-        counted.
-        """
+        """Return true if all faults of elements with states in ``source`` are counted."""
         return self._seen.get(lane, self) is source
 
     def _known(self, key: tuple[Any, ...]) -> int:
@@ -100,9 +93,7 @@ class LaneBudgets:
     def _exceeded(self) -> FaultBudgetError | None:
         sums: dict[str, list[int]] = {}
         recent: dict[str, list[Skipped]] = {}
-        found = [
-            pair for lane, state in enumerate(self._states()) for pair in self._of_lane(lane, state)
-        ]
+        found = [*self._all_totals()]
         # By key, so that of lanes that have it in common the one that is farthest counts.
         for key, totals in dict(sorted(found, key=lambda pair: pair[1].tried)).items():
             number = key[-1]
@@ -134,37 +125,13 @@ class LaneBudgets:
             self._written[key] = totals.total
             tolerance = self._tolerances[key[-1]]
             tolerance.write([skipped.fault for skipped in totals.recent[-num:]])
-            self._report(tolerance.limits.name, num)
+            if (stream := self._stream()) is not None:
+                stream.report_faults(tolerance.limits.name, num)
 
 
 def lane_budgets(
     stream: object, tolerances: Iterable[Tolerance], *, is_common: bool = False
 ) -> LaneBudgets | None:
-    """Return the budgets of a stream that delivers elements of lanes; ``None`` if nothing is
-    tolerated.
-
-    Args:
-        stream: has ``states_now``, and ``report_faults`` for its observer. The budgets refer to it
-            weakly.
-        tolerances: of the stages upstream.
-        is_common: see ``LaneBudgets``.
-    """
-    found, ref = [*tolerances], weakref.ref(stream)
-    return (
-        LaneBudgets(
-            found, partial(_states_now, ref), partial(_report_faults, ref), is_common=is_common
-        )
-        if found
-        else None
-    )
-
-
-def _states_now(owner: Callable[[], Any]) -> list[Any]:
-    stream = owner()
-    return [] if stream is None else stream.states_now()
-
-
-def _report_faults(owner: Callable[[], Any], stage: str, num: int) -> None:
-    stream = owner()
-    if stream is not None:
-        stream.report_faults(stage, num)
+    """Return the budgets of a stream of lanes; ``None`` if nothing is tolerated."""
+    found = [*tolerances]
+    return LaneBudgets(stream, found, is_common=is_common) if found else None

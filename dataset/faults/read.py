@@ -14,7 +14,7 @@ from gristmill.core.state import plain_counts, shown, state_count, state_field
 from gristmill.dataset.ahead.kept import without_blocks
 from gristmill.dataset.bases.items import item
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, ReindexMapDataset
-from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent, tolerance_of
+from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records
@@ -49,9 +49,7 @@ class _Copier(PipelineEditor):
 
 
 class OutcomesMapDataset(BlockMapDataset[Any]):
-    """The parent's elements; an ``Outcome`` where something failed, for the stream that reads
-    it.
-    """
+    """The parent's elements; an ``Outcome`` where something failed."""
 
     _element_spec = spec_of_first_parent
     _gm_keeps_indices = True
@@ -64,7 +62,7 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
         self.stages = tolerating(parent)
         self.known = KnownOutcomes()
         self.reports = Reports()
-        self._numbers = {tolerance_of(stage).limits.number for stage in self.stages}
+        self._numbers = {stage._gm_tolerance.limits.number for stage in self.stages}
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> OutcomesMapDataset:
         new = OutcomesMapDataset(replaced(self._gm_parent))
@@ -125,9 +123,7 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
 
 
 class KnownOutcomes:
-    """The faults of elements that are computed again, by index. The stream and the dataset that it
-    reads share it.
-    """
+    """The faults of elements that are computed again, by index."""
 
     __slots__ = ("_by_index", "until")
 
@@ -143,23 +139,17 @@ class KnownOutcomes:
 
 
 def tolerating(ds: DatasetNode) -> list[Any]:
-    """Return the map datasets upstream that tolerate faults, in the same order for all copies of
-    ``ds``.
-    """
+    """Return the map datasets upstream that tolerate faults, always in the same order."""
     return [
         node
         for node in ancestors(ds)
-        if tolerance_of(node) is not None and isinstance(node, MapDataset)
+        if node._gm_tolerance is not None and isinstance(node, MapDataset)
     ]
 
 
 class _At(NamedTuple):
-    """A position.
-
-    Args:
-        next_index: the next index.
-        before: how many indices there were in earlier epochs.
-        counts: of each stage that tolerates faults.
+    """A position: the next index, the number of indices in earlier epochs, and the counts of each
+    stage that tolerates faults.
     """
 
     next_index: int
@@ -173,17 +163,15 @@ class _At(NamedTuple):
 
 
 class ReadOutcomes(Read):
-    """The elements of ``ds``, whose faults are counted when the element at their index is delivered
-    or skipped.
-    """
+    """The elements of ``ds``, whose faults count when the element is delivered or skipped."""
 
     makes_choices = counts_faults = True
 
-    def __init__(self, stage: Any, ds: MapDataset[Any]) -> None:
+    def __init__(self, stage: DatasetNode, ds: MapDataset[Any]) -> None:
         self.outcomes = OutcomesMapDataset(ds)
         super().__init__(stage, self.outcomes)
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
-        self.tolerances = [tolerance_of(node) for node in self.outcomes.stages]
+        self.tolerances = [node._gm_tolerance for node in self.outcomes.stages]
         self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self.tolerances)}
         pairs = [(node, num) for node in self.outcomes.stages for num in (1, len(ds))]
         self._is_even = all([num_drawn(ds, node, num) == num for node, num in pairs])
@@ -237,9 +225,7 @@ class ReadOutcomes(Read):
         cell.pos = index, before, counts
 
     def _replayed_choices(self, cell: Cell, at: _At) -> Mapping[int, Choice]:
-        """Return what is known of the elements from ``at`` on that fail, by index, after noting it
-        for the dataset.
-        """
+        """Return the known faults from ``at`` on by index, noted for the dataset."""
         found: dict[int, Choice] = {}
         until = 0
         for record in () if cell.choices is None else cell.choices.to_come():
@@ -438,10 +424,8 @@ def check_faults(choice: object, num_stages: int, owner: object) -> None:
             )
 
 
-def num_drawn(ds: Any, stage: Any, num: int) -> int:
-    """Return how many elements of ``stage``, upstream of ``ds``, the first ``num`` elements of
-    ``ds`` are made of.
-    """
+def num_drawn(ds: MapDataset[Any], stage: object, num: int) -> int:
+    """Return how many elements of ``stage`` the first ``num`` elements of ``ds`` are made of."""
     if ds is stage:
         return num
     parents = [

@@ -3,52 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_counts, shown
 from gristmill.dataset.bases.node import tolerances
+from gristmill.dataset.engine.stream import Pos, Stream
 from gristmill.dataset.faults.budget import Limits
 from gristmill.dataset.faults.counts import Faults, FaultTotals, fault_totals
 from gristmill.dataset.states.values import copied
 
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
+
 
 class ShardFaults:
-    """The faults of one shard.
-
-    Law: a shard continues with the counts in the state that it is given: the same if the number of
-    shards is; else the same rate of its own elements, rounded up to a whole fault.
+    """The faults of one shard. It continues with the counts in the state that it is given: the same
+    if the number of shards is; else the same rate of its own elements, rounded up.
 
     Args:
         ds: the dataset.
         is_common: true if every shard, and every lane of it, reads all elements.
     """
 
-    def __init__(self, ds: Any, is_common: bool) -> None:
+    def __init__(self, ds: DatasetNode, is_common: bool) -> None:
         self._limits: list[Limits] = [tolerance.limits for tolerance in tolerances(ds)]
         self._is_common = is_common
 
-    def __bool__(self) -> bool:
-        return bool(self._limits)
-
-    def found_in(self, state: object) -> tuple[Faults, ...]:
-        """Return the counts in a state of what delivers the elements of the shard."""
-        found = [*fault_totals(state)]
+    def found_at(self, stream: Stream, pos: Pos) -> tuple[Faults, ...]:
+        """Return the counts at a position of the stream that delivers the elements of the shard."""
+        if not self._limits:
+            return ()
+        found = [*fault_totals(stream.save(pos))]
         return tuple([self._joined(limits, _of_step(found, limits)) for limits in self._limits])
 
     def _joined(self, limits: Limits, lanes: Sequence[FaultTotals]) -> Faults:
         if self._is_common:
             lanes = [max(lanes, key=lambda totals: totals.tried)]
-        total, tried = (
-            sum([totals.total for totals in lanes]),
-            sum([totals.tried for totals in lanes]),
-        )
+        total = sum([totals.total for totals in lanes])
+        tried = sum([totals.tried for totals in lanes])
         recent = [skipped for totals in lanes for skipped in totals.recent]
         return Faults({"total": total, "tried": tried}, limits, tuple(recent))
 
-    def put_into(self, state: object, counts: Sequence[Faults]) -> Any:
-        """Return such a state, taken where the counts were, that continues with ``counts``."""
-        state = copied(state)
+    def with_counts(self, stream: Stream, pos: Pos, counts: Sequence[Faults]) -> Pos:
+        """Return such a position, reached where the counts were, that continues with ``counts``."""
+        if not self._limits:
+            return pos
+        state = copied(stream.save(pos))
         found = [*fault_totals(state)]
         for before, limits in zip(counts, self._limits, strict=True):
             lanes = _of_step(found, limits)
@@ -61,7 +62,7 @@ class ShardFaults:
                 total = -(-total * own // tried)
             for i, totals in enumerate(lanes):
                 totals.faults["total"] = total if i == 0 or self._is_common else 0
-        return state
+        return stream.load(state)
 
     def load(self, found: object, owner: object) -> tuple[Faults, ...]:
         """Return the counts in a state of the shard; zeros for ``None``.
@@ -69,6 +70,8 @@ class ShardFaults:
         Raises:
             StateMismatchError: these are no counts.
         """
+        if not self._limits:
+            return ()
         counts = [(0, 0)] * len(self._limits) if found is None else self._parsed(found, owner)
         pairs = zip(counts, self._limits, strict=True)
         return tuple(
@@ -77,6 +80,8 @@ class ShardFaults:
 
     def merged(self, states: Sequence[Any], owner: object) -> list[dict[str, int]]:
         """Return the counts of all shards in one."""
+        if not self._limits:
+            return []
         parsed = [
             self._parsed(state["faults"], owner)
             for state in states
@@ -89,16 +94,12 @@ class ShardFaults:
         ]
 
     def _parsed(self, found: object, owner: object) -> list[tuple[int, int]]:
-        entries = found if isinstance(found, list) else []
-        counts = [
-            plain_counts([entry.get("total"), entry.get("tried")])
-            for entry in entries
-            if isinstance(entry, Mapping)
-        ]
-        if len(counts) != len(self._limits) or len(entries) != len(counts):
-            counts = [None]
-        parsed = [(count[0], count[1]) for count in counts if count is not None]
-        if len(parsed) != len(counts):
+        parsed = []
+        for entry in found if isinstance(found, list) else ():
+            numbers = [entry.get("total"), entry.get("tried")] if isinstance(entry, Mapping) else []
+            if counts := plain_counts(numbers):
+                parsed.append((counts[0], counts[1]))
+        if not isinstance(found, list) or not len(found) == len(parsed) == len(self._limits):
             raise StateMismatchError(
                 f"faults in the state of {owner} must be a list of the counts (total, tried) of"
                 f" {len(self._limits)} steps, got {shown(found)}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import compress, islice, repeat
 from operator import length_hint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import FaultBudgetError, StateMismatchError, add_note
 from gristmill.core.state import plain_int, shown, state_count, state_field
@@ -19,27 +19,28 @@ from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped
 from gristmill.dataset.faults.known import total_in
 from gristmill.dataset.states.values import copied
 
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
+
 _MOST = 64  # elements that are returned one by one before the consumer is asked how many it wants
 
 
 class SkipFailed(Stream):
     """The outputs of the parent that do not fail.
 
-    The position: ``(the parent's, outputs that were tried, Count)``. The choice to skip an
-    output has the parent's state after it: computed again, the output may not fail, or be another.
-
-    Args:
-        stage: the definition.
-        parent: the stream.
-        tolerance: the arguments of ``tolerate``.
-        tracing: records what is skipped, of a pipeline that is explained.
+    The position: ``(the parent's, outputs that were tried, Count)``. The choice to skip an output
+    has the parent's state after it: computed again, the output may not fail, or be another.
     """
 
     flow = "dropping"
     makes_choices = counts_faults = True
 
     def __init__(
-        self, stage: Any, parent: Stream, tolerance: Tolerance, tracing: Tracing | None = None
+        self,
+        stage: DatasetNode,
+        parent: Stream,
+        tolerance: Tolerance,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__(stage, parent)
         self.tolerance = tolerance
@@ -84,9 +85,7 @@ class SkipFailed(Stream):
             yield found.pop()
 
     def _one(self, cell: Cell) -> list[Any] | None:
-        """Return the next output in a list, which is empty at the end; ``None`` if it was
-        skipped.
-        """
+        """Return the next output in a list, empty at the end; ``None`` if it was skipped."""
         choices = cell.choices
         assert choices is not None
         choice = choices.ask(self.key)
@@ -168,9 +167,7 @@ class SkipFailed(Stream):
             raise exceeded from error
 
     def _check_state(self, pos: Pos, error: Exception) -> None:
-        """Raise ``error`` if the parent has no state: it may be a plain iterator, which ends or
-        continues after an error.
-        """
+        """Raise ``error`` if the parent, perhaps a plain iterator, has no state."""
         try:
             self.parent.save(pos)
             return
@@ -197,7 +194,9 @@ class SkipFailed(Stream):
             self.report_faults(self.tolerance.limits.name, 1)
         cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped])
 
-    def _skip_again(self, cell: Cell, choice: Any, counts: Mapping[str, int] | None) -> None:
+    def _skip_again(
+        self, cell: Cell, choice: Mapping[str, Any], counts: Mapping[str, int] | None
+    ) -> None:
         """Move past an output that was skipped before, without an attempt."""
         _, tried, count = cell.pos
         if self.tracing is not None:
@@ -284,7 +283,5 @@ class SkipFailed(Stream):
 
 
 def _after(inner: Cell, end: int, steps: Iterator[bool], count: Count) -> Pos:
-    """Return the position in a block of outputs; ``steps`` has one entry for each output that was
-    not yielded.
-    """
+    """Return the position in a block of outputs; ``steps`` has those that were not yielded."""
     return inner.settle(), end - length_hint(steps), count

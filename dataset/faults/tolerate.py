@@ -10,10 +10,8 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.core.cached import cached
-from gristmill.core.errors import as_int, as_seconds, check_word
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
-from gristmill.core.state import shown
 from gristmill.dataset.bases.items import item
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
@@ -21,83 +19,20 @@ from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import ancestors, is_of_library, spec_of_first_parent
 from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
-from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, computed
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.faults.attempts import Event, Outcome, current, events_here, noted_events
-from gristmill.dataset.faults.budget import Fault, Limits, Tolerance, failed_again
+from gristmill.dataset.faults.budget import Fault, Tolerance, TolerateParameters, failed_again
 from gristmill.dataset.faults.skip import SkipFailed
 from gristmill.dataset.stages.prefetch import TracedStepwiseIterDataset
 
 if TYPE_CHECKING:
-    from gristmill.dataset.bases.node import DatasetNode
+    from gristmill.dataset.bases.map import MapDataset
 
 T = TypeVar("T")
 
 _MAX_DRAWS = 1000  # for an index of the same component
 _MAX_REPLACEMENTS = 100  # in a row, where there is no limit
-
-
-class TolerateParameters(Parameters):
-    errors: Any = field(in_checkpoint=False, in_repr=False)
-    max_rate: float | None = field(in_checkpoint=False)
-    max_total: int | None = field(in_checkpoint=False, in_repr=False)
-    max_consecutive: int | None = field(in_checkpoint=False, in_repr=False)
-    retries: int = field(in_checkpoint=False, in_repr=False)
-    backoff_seconds: float = field(in_checkpoint=False, in_repr=False)
-    then: str
-    log: Any = field(in_checkpoint=False, in_repr=False)
-
-    def __post_init__(self) -> None:
-        kinds = self.errors if isinstance(self.errors, tuple) else (self.errors,)
-        if not kinds or not all(
-            [isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds]
-        ):
-            raise TypeError(
-                "errors must be a subclass of Exception, or a tuple of them, got"
-                f" {shown(self.errors)}"
-            )
-        check_word("then", self.then, "skip", "replace")
-        if self.max_rate is not None:
-            if isinstance(self.max_rate, bool | str) or not hasattr(self.max_rate, "__float__"):
-                raise TypeError(f"max_rate must be a number or None, got {shown(self.max_rate)}")
-            if not 0 <= float(self.max_rate) <= 1:
-                raise ValueError(f"max_rate must be in [0, 1], got {self.max_rate}")
-            self._replace(max_rate=float(self.max_rate))
-        for name in ("max_total", "max_consecutive"):
-            if getattr(self, name) is not None:
-                self._replace(**{name: as_int(name, getattr(self, name), minimum=0)})
-        if not (
-            self.log is None
-            or isinstance(self.log, str)
-            or hasattr(self.log, "__fspath__")
-            or hasattr(self.log, "write")
-        ):
-            raise TypeError(
-                f"log must be a path, a file open for text, or None, got {shown(self.log)}"
-            )
-        self._replace(
-            errors=kinds,
-            retries=as_int("retries", self.retries, minimum=0),
-            backoff_seconds=as_seconds("backoff_seconds", self.backoff_seconds),
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # an open file stays in its process
-        return {**vars(self), "log": None if hasattr(self.log, "write") else self.log}
-
-    def tolerance_of(self, stage: DatasetNode) -> Tolerance:
-        limits = Limits(
-            Tolerance.new_number(), str(stage), self.max_rate, self.max_total, self.max_consecutive
-        )
-        return Tolerance(
-            self.errors,
-            limits,
-            self.retries,
-            self.backoff_seconds,
-            self.then == "replace",
-            self.log,
-        )
 
 
 class TolerateMapDataset(BlockMapDataset[T]):
@@ -112,23 +47,11 @@ class TolerateMapDataset(BlockMapDataset[T]):
     _gm_parameters: TolerateParameters
     _gm_gives_outcomes = False  # a copy returns an ``Outcome`` where something failed
 
-    def __init__(
-        self,
-        parent: Any,
-        errors: Any,
-        max_rate: float | None,
-        max_total: int | None,
-        max_consecutive: int | None,
-        retries: int,
-        backoff_seconds: float,
-        then: str,
-        log: Any,
-    ) -> None:
+    def __init__(self, parent: object, parameters: TolerateParameters) -> None:
         super().__init__(parent)
-        given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
-        self._gm_parameters = TolerateParameters(*given)
-        self._gm_drops = self._gm_parameters.then == "skip"
-        self._gm_tolerance = self._gm_parameters.tolerance_of(self)
+        self._gm_parameters = parameters
+        self._gm_drops = parameters.then == "skip"
+        self._gm_tolerance = Tolerance(parameters, str(self))
         default = self._gm_default_seed
         self._rng_pool = RngPool(0 if default is None else int(default))
 
@@ -158,9 +81,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
 
     @cached
     def _keeps_attempts(self) -> bool:
-        """True if events of a failed attempt are dropped before the next one: the parent has such,
-        too.
-        """
+        """True if a retry drops events of the parent's failed attempt."""
         return self._gm_tolerance.retries > 0 and any(
             [node._gm_tolerance is not None for node in ancestors(self._gm_parent)]
         )
@@ -226,9 +147,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
         ]
 
     def _failing(self, index: int, num: int) -> Iterable[int]:
-        """Return the indices of the ``num`` elements that failed in place of the one at
-        ``index``.
-        """
+        """Return the indices that failed in place of ``index``."""
         return itertools.islice(self._candidates(index), num)
 
     def _check_replacements(self, num_failed: int, faults: list[Fault]) -> None:
@@ -242,9 +161,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
             raise error
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """Return ``index``, then others of its epoch and component in an order that follows from
-        the seed and ``index``.
-        """
+        """Return ``index``, then others of its epoch and component, as the seed says."""
         yield index
         length = len(self)
         if length < 2:
@@ -267,7 +184,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
         )
 
 
-def _component(ds: Any, index: int) -> tuple[int, ...]:
+def _component(ds: MapDataset[Any], index: int) -> tuple[int, ...]:
     """Return the component of the element in every mixture on the way to its record."""
     path = []
     try:
@@ -298,27 +215,15 @@ class TolerateIterDataset(IterDataset[T]):
     _tracing: Tracing | None = None  # of a pipeline that is explained
     _gm_parameters: TolerateParameters
 
-    def __init__(
-        self,
-        parent: object,
-        errors: Any,
-        max_rate: float | None,
-        max_total: int | None,
-        max_consecutive: int | None,
-        retries: int,
-        backoff_seconds: float,
-        then: str,
-        log: Any,
-    ) -> None:
+    def __init__(self, parent: object, parameters: TolerateParameters) -> None:
         super().__init__(parent)
-        given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
-        self._gm_parameters = TolerateParameters(*given)
-        if self._gm_parameters.then == "replace":
+        self._gm_parameters = parameters
+        if parameters.then == "replace":
             raise ValueError(
                 "then='replace' needs a MapDataset, which has elements at other indices: call"
                 " tolerate before to_iter_dataset(), or use then='skip'"
             )
-        self._gm_tolerance = self._gm_parameters.tolerance_of(self)
+        self._gm_tolerance = Tolerance(parameters, str(self))
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         outer, tracing.computes = tracing.computes, True

@@ -15,13 +15,13 @@ from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
-from gristmill.dataset.lanes.processes import WorkerLane
+from gristmill.dataset.lanes.processes import LaneOwner, WorkerLane
 from gristmill.dataset.workers.task import PipelineProducer, PipelineTask, share_threads
 
 _MAX_BLOCK = 64  # elements that are computed before the consumer gets one, unless they take long
 
 
-class LanesHere:
+class LanesHere(LaneOwner):
     """Interface of ``LanesOfWorker``, for the consumer in place of a worker.
 
     Args:
@@ -33,12 +33,8 @@ class LanesHere:
     is_up = is_calm = True
 
     def __init__(self, task: PipelineTask, budget: Budget, report: Callable[[Any], None]) -> None:
-        self.lanes: dict[int, WorkerLane] = {}
-        self.leaving: set[int] = set()
-        self.left: list[tuple[WorkerLane, Any]] = []
-        self.num_received = 0
+        super().__init__()
         self.waited_seconds = 0.0  # while elements were computed
-        self._states: dict[int, Any] = {}
         self._producer = PipelineProducer(replace(task, budget=budget), 0, 1)
         self._num_lanes = task.num_lanes
         self._reads_ahead = True
@@ -62,10 +58,6 @@ class LanesHere:
     def recount(self, count: int) -> None:
         """Do nothing: the consumer is no worker."""
 
-    def computes(self, number: int) -> bool:
-        """Return true if this computes a lane."""
-        return number in self._states and self.lanes[number].is_running
-
     def close(self) -> None:
         """End what reads ahead. Any thread may call this."""
         self._is_closed = True
@@ -85,22 +77,12 @@ class LanesHere:
         self.add([], states)
 
     def add(self, lanes: Sequence[WorkerLane], states: Mapping[int, Any]) -> None:
-        """Compute these lanes, too, from these states on."""
-        for lane in lanes:
-            self.lanes[lane.number], lane.owner = lane, self
-        self._states.update(states)
+        super().add(lanes, states)
         for number in states:
             self._producer.forget(number)
 
-    def pop(self, number: int) -> dict[int, Any]:
-        """Forget a lane; return its state, if there is one."""
-        del self.lanes[number]
-        return {number: self._states.pop(number)} if number in self._states else {}
-
     def leave(self, numbers: Sequence[int]) -> None:
-        """Let others compute these lanes, as soon as nothing is left that was computed ahead for
-        them.
-        """
+        """Let others compute these lanes, once what was computed ahead is taken."""
         self.leaving.update(numbers)
         self.receive_sent()
 
@@ -126,9 +108,7 @@ class LanesHere:
         self._reads_ahead = reads_ahead
 
     def _open(self, number: int) -> None:
-        """Begin to compute a lane. The first one has all threads that read, as long as it is
-        alone.
-        """
+        """Begin to compute a lane; as long as it is alone, it has all threads that read."""
         producer = self._producer
         before = producer.iterators
         producer.add(number, self._states[number])

@@ -22,12 +22,12 @@ from typing import Any
 from gristmill.core.cpu_time import cpu_seconds
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.lanes.consumer import LanesHere
-from gristmill.dataset.lanes.processes import LanesOfWorker, WorkerLane, divided
+from gristmill.dataset.lanes.processes import AllLanes, LanesOfWorker, WorkerLane, divided
 from gristmill.dataset.slicing import lanes_of_worker
 
 
-class LocalLanes:
-    """All lanes of a pipeline, divided among the workers of a pool.
+class LocalLanes(AllLanes):
+    """The lanes of workers of this machine.
 
     Args:
         pool: the workers.
@@ -46,9 +46,8 @@ class LocalLanes:
         here: LanesHere | None = None,
         num_workers: int = 0,
     ) -> None:
+        super().__init__(pool, num_lanes)
         count = len(pool.workers)
-        self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
-        self._pool = pool
         self._args = num_lanes, numbers
         self._num_asked = num_workers if here is not None else count  # by any thread
         self._num_wanted = count  # since the last look at that
@@ -57,10 +56,8 @@ class LocalLanes:
         self.is_settled = here is None  # no lane has to move
         self._was_resized = here is not None
         self._groups: list[LanesOfWorker] = []  # by worker
-        self._num_before = 0  # elements received from workers that are gone
         self._former: list[LanesOfWorker] = []  # of workers of another kind, which leave
         self._release_former: Callable[[], None] = _nothing
-        self.refusal: Exception | None = None  # of the system, to start a worker
         self._add_groups(count)
         if here is not None:
             here.add(self.lanes, {})
@@ -76,36 +73,21 @@ class LocalLanes:
 
     @property
     def num_received(self) -> int:
-        """Return the number of elements that were received."""
         return self._num_before + sum([owner.num_received for owner in self._owners])
 
     @property
-    def num_delivered(self) -> int:
-        """Return the number of elements that the consumer has taken."""
-        return self.num_received - sum([len(lane.ready) for lane in self.lanes])
-
-    @property
     def are_here(self) -> bool:
-        """True if the consumer computes all lanes."""
         return self._here is not None and len(self._here.lanes) == len(self.lanes)
 
     @property
     def are_beginning(self) -> bool:
-        """True if there are lanes of which the consumer is to compute the first output."""
         return self._here is not None and self._here.are_beginning
 
     @property
     def waited_seconds(self) -> float:
-        """Return for how long the consumer has waited for the workers that there are, or has
-        computed itself.
-        """
+        """For how long the consumer has waited for the workers, or has computed itself."""
         here = 0.0 if self._here is None else self._here.waited_seconds
-        return here + sum([worker.waited_seconds for worker in self._pool.workers])
-
-    def busy(self) -> float:
-        """Return the share of the workers that have sent nothing that was not received."""
-        workers = self._pool.workers
-        return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
+        return here + super().waited_seconds
 
     def cpu_seconds(self) -> float | None:
         """Return the CPU time so far of this process and the workers; ``None`` if unknown."""
@@ -155,11 +137,9 @@ class LocalLanes:
         return lane.owner.skip(lane, state)
 
     def drawn_from(self) -> Sequence[Any]:
-        """Return the open iterators of lanes that the consumer computes itself."""
         return () if self._here is None else self._here.iterators
 
     def close(self) -> None:
-        """End what the consumer computes itself. Any thread may call this."""
         if self._here is not None:
             self._here.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import pickle
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
@@ -70,11 +71,91 @@ class WorkerLane(Shard):
     def receive(self, num: int) -> None:
         self.worker.fetch(self)
 
-    def skip(self, state: Any) -> Any:
+    def skip(self, state: object) -> Any:
         return self.worker.skip(self, state)
 
 
-class NamedWorker:
+class AllLanes(abc.ABC):
+    """All lanes of a pipeline, divided among the workers of a pool.
+
+    Args:
+        pool: the workers.
+        num_lanes: how many lanes there are.
+    """
+
+    def __init__(self, pool: Any, num_lanes: int) -> None:
+        self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
+        self._pool = pool
+        self._num_before = 0  # elements received from workers that are gone
+        self.refusal: Exception | None = None  # of the system, to start a worker
+
+    def drawn_from(self) -> Sequence[Any]:
+        """Return the open iterators of lanes that the consumer computes itself."""
+        return ()
+
+    def close(self) -> None:  # noqa: B027  (of actors there is nothing to end)
+        """End what the consumer computes itself. Any thread may call this."""
+
+    @property
+    def are_here(self) -> bool:
+        """True if the consumer computes all lanes."""
+        return False
+
+    @property
+    def are_beginning(self) -> bool:
+        """True if there are lanes of which the consumer is to compute the first output."""
+        return False
+
+    @property
+    @abc.abstractmethod
+    def num_received(self) -> int:
+        """The number of elements that were received."""
+
+    @property
+    def num_delivered(self) -> int:
+        """The number of elements that the consumer has taken."""
+        return self.num_received - sum([len(lane.ready) for lane in self.lanes])
+
+    @property
+    def waited_seconds(self) -> float:
+        """For how long the consumer has waited for the workers that there are."""
+        return sum([worker.waited_seconds for worker in self._pool.workers])
+
+    def busy(self) -> float:
+        """Return the share of the workers that have sent nothing that was not received."""
+        workers = self._pool.workers
+        return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
+
+
+class LaneOwner:
+    """The lanes that a worker, or the consumer itself, computes."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, WorkerLane] = {}
+        self.leaving: set[int] = set()  # lanes that it was asked to leave
+        # lanes that it has left since, and where they continue
+        self.left: list[tuple[WorkerLane, Any]] = []
+        self.num_received = 0  # elements
+        # of lanes that were started: after the last element that was fetched
+        self._states: dict[int, Any] = {}
+
+    def computes(self, number: int) -> bool:
+        """Return true if this computes a lane."""
+        return number in self._states and self.lanes[number].is_running
+
+    def pop(self, number: int) -> dict[int, Any]:
+        """Forget a lane that this does not compute; return its state, if there is one."""
+        del self.lanes[number]
+        return {number: self._states.pop(number)} if number in self._states else {}
+
+    def add(self, lanes: Sequence[WorkerLane], states: Mapping[int, Any]) -> None:
+        """Compute these lanes, too, from these states on."""
+        for lane in lanes:
+            self.lanes[lane.number], lane.owner = lane, self
+        self._states.update(states)
+
+
+class NamedWorker(LaneOwner):
     """A worker as its pool and errors know it, and where its lanes are.
 
     Args:
@@ -82,19 +163,18 @@ class NamedWorker:
         index: which one.
         count: of how many.
         num_lanes: how many lanes there are.
-        numbers: which elements are those of all lanes; ``None`` if that is not known.
+        numbers: which elements are those of all lanes; ``None`` if unknown.
     """
 
     def __init__(
         self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None
     ) -> None:
+        super().__init__()
         self._pool = pool
         self._index = index
         self._count = count
         self._num_lanes = num_lanes
         self._numbers_of_all = numbers
-        # of lanes that were started: after the last element that was fetched
-        self._states: dict[int, Any] = {}
 
     @property
     def is_up(self) -> bool:
@@ -152,11 +232,10 @@ class NamedWorker:
 
     def _accusation(self, death: WorkerDied, who: int, index: int) -> str:
         number, root = lane_and_root(who)
-        where = (
-            f"at element {index} of its input {root}"
-            if root
-            else place({"next_index": index}, self._numbers(number), exact=True)
-        )
+        if root:
+            where = f"at element {index} of its input {root}"
+        else:
+            where = place({"next_index": index}, self._numbers(number), exact=True)
         return (
             f"{self._death(death, number)}, {where}. Nothing is lost: it.skip_failed() continues "
             "without that element, it.set_state(it.get_state()) tries it again"
@@ -187,10 +266,6 @@ class LanesOfWorker(NamedWorker):
         self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None
     ) -> None:
         super().__init__(pool, index, count, num_lanes, numbers)
-        self.lanes: dict[int, WorkerLane] = {}
-        self.leaving: set[int] = set()  # lanes that the worker was asked to leave
-        # lanes that it has left since, and where they continue
-        self.left: list[tuple[WorkerLane, Any]] = []
         self._skipping: int | None = None  # the lane whose next element is skipped
         self._quarantine: Quarantine | None = None
         self._num_careful = 0  # outputs to go carefully
@@ -200,7 +275,6 @@ class LanesOfWorker(NamedWorker):
         self._is_suspected = False  # so were others, and it has died again since, with them
         self._suspect: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
-        self.num_received = 0  # elements
         self.has_begun = False  # the worker computes nothing that was requested before
 
     def begin(self) -> None:
@@ -235,25 +309,13 @@ class LanesOfWorker(NamedWorker):
             and not self._unexplained
         )
 
-    def computes(self, number: int) -> bool:
-        """Return true if this computes a lane."""
-        return number in self._states and self.lanes[number].is_running
-
     def leave(self, numbers: Sequence[int]) -> None:
         """Ask the worker to leave these lanes. What it has computed of them still comes."""
         self.leaving.update(numbers)
         self._pool.workers[self._index].change_lanes({}, numbers)
 
-    def pop(self, number: int) -> dict[int, Any]:
-        """Forget a lane that the worker does not compute; return its state, if there is one."""
-        del self.lanes[number]
-        return {number: self._states.pop(number)} if number in self._states else {}
-
     def add(self, lanes: Sequence[WorkerLane], states: Mapping[int, Any]) -> None:
-        """Compute these lanes, too, from these states on."""
-        for lane in lanes:
-            self.lanes[lane.number], lane.owner = lane, self
-        self._states.update(states)
+        super().add(lanes, states)
         new = {number: state for number, state in states.items() if self.lanes[number].is_running}
         if new:
             worker = self._pool.workers[self._index]
@@ -274,9 +336,7 @@ class LanesOfWorker(NamedWorker):
                 self._give(next(iter(self.lanes.values())), kind, number, content)
 
     def _restart(self, first: int | None = None) -> None:
-        """Has the worker continue with all lanes that are running, from where their last element
-        was fetched.
-        """
+        """Has the worker continue with all running lanes after what was fetched."""
         self._held = None
         self.leaving.clear()
         running = sorted(
@@ -376,18 +436,14 @@ class LanesOfWorker(NamedWorker):
         return is_careful
 
     def _must_report(self) -> bool:
-        """True if there was a death that no element need have caused, and no other lane reports
-        it.
-        """
+        """True if there was a death that nothing else reports."""
         died, self._died = self._died, None
         if self._unexplained and died is not None and not died.transport.incident().is_for(died):
             self._unexplained = ""
         return bool(self._unexplained)
 
     def _takes_care(self, death: WorkerDied, entries: list[Entry], *, is_sure: bool = True) -> bool:
-        """Decides how another worker continues where one has died; false if it would do the
-        same.
-        """
+        """Decides how another worker continues; false if it would do the same."""
         num = max([entry.stop for entry in entries if entry.who == OUTPUTS_MADE], default=0)
         reading = [entry for entry in entries if entry.who != OUTPUTS_MADE]
         is_known = is_sure and len(reading) == 1 and reading[0].stop - reading[0].start == 1
@@ -399,11 +455,10 @@ class LanesOfWorker(NamedWorker):
                 {**refused, (who, index): self._accusation(death, who, index)}
             )
         elif not is_sure or (self._quarantine is None and (reading or num > 1)):
-            lane = (
-                self._lane_of(reading[0])
-                if reading
-                else next(n for n in self._states if self.lanes[n].is_running)
-            )
+            if reading:
+                lane = self._lane_of(reading[0])
+            else:
+                lane = next(n for n in self._states if self.lanes[n].is_running)
             self._unexplained = self._death_text(death, lane)
             self._quarantine = Quarantine(
                 {}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading}
@@ -442,9 +497,7 @@ class LanesOfWorker(NamedWorker):
         return self._states[lane.number]
 
     def _has_passed(self, lane: WorkerLane, suspect: tuple[int, int]) -> bool:
-        """True if the next output arrives when a record at which a worker died is read once
-        more.
-        """
+        """True if the next output comes when the record that killed is read again."""
         self._suspect = None
         assert self._quarantine is not None
         self._quarantine = Quarantine(

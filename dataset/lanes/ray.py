@@ -15,14 +15,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.errors.context import pipeline_error
-from gristmill.dataset.lanes.processes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane, divided
+from gristmill.dataset.lanes.processes import (
+    CAREFUL_OUTPUTS,
+    AllLanes,
+    LanesOfWorker,
+    WorkerLane,
+    divided,
+)
 from gristmill.workers.handle import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.protocol import Quarantine
 
@@ -60,9 +66,7 @@ class LanesOfActor(LanesOfWorker):
     def take_over(
         self, lanes: dict[int, WorkerLane], states: dict[int, Any], first: int | None
     ) -> None:
-        """Computes these lanes and no others, from these states on; carefully if it is known which
-        of them is dangerous.
-        """
+        """Computes these lanes alone; carefully if one of them is dangerous."""
         self.lanes = lanes
         if lanes:
             self._states, self._skipping = states, None
@@ -78,14 +82,8 @@ class LanesOfActor(LanesOfWorker):
         return self._states[number]
 
     def text(self, lane: WorkerLane) -> str:
-        place = next(
-            (
-                worker.transport.place
-                for worker in self._pool.workers
-                if worker.index == self._index
-            ),
-            "that is lost",
-        )
+        own = [worker for worker in self._pool.workers if worker.index == self._index]
+        place = own[0].transport.place if own else "that is lost"
         return f"worker {self._index} {place}, lane {lane.number}, {self._place(lane.number)}"
 
     def _restart(self, first: int | None = None) -> None:
@@ -115,8 +113,8 @@ class LanesOfActor(LanesOfWorker):
         )
 
 
-class LanesOnRay:
-    """All lanes of a pipeline, divided among actors.
+class LanesOnRay(AllLanes):
+    """The lanes of Ray actors.
 
     Args:
         pool: the actors.
@@ -134,8 +132,7 @@ class LanesOnRay:
         num_lanes: int,
         numbers: Numbers | None,
     ) -> None:
-        self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
-        self._pool = pool
+        super().__init__(pool, num_lanes)
         self._make = partial(
             LanesOfActor,
             pool,
@@ -149,51 +146,22 @@ class LanesOnRay:
         self._deaths: Counter[int] = Counter()  # since the last element of a lane
         self._num_wanted = num_workers
         self._look_at = 0.0
-        self._num_before = 0  # elements received from actors that are gone
         self.is_settled = False  # the requested actors are there, or have no room
         self._settled_by = time.monotonic() + _ROOM_SECONDS
 
-    are_here = are_beginning = False  # actors compute all lanes
-    refusal = None  # where there is no room, they come later
-
-    def drawn_from(self) -> Sequence[Any]:
-        """Return nothing, as the consumer computes nothing itself."""
-        return ()
-
-    def close(self) -> None:
-        """Do nothing: the consumer computes nothing itself."""
-
     @property
     def num_received(self) -> int:
-        """Return the number of elements that were received."""
         return self._num_before + sum([group.num_received for group in self._groups.values()])
-
-    @property
-    def num_delivered(self) -> int:
-        """Return the number of elements that the consumer has taken."""
-        return self.num_received - sum([len(lane.ready) for lane in self.lanes])
 
     def cpu_seconds(self) -> None:
         """Return nothing: actors may run on other machines."""
 
-    def busy(self) -> float:
-        """Return the share of the actors that have sent nothing that was not received."""
-        workers = self._pool.workers
-        return sum([not worker.transport.has_sent() for worker in workers]) / (len(workers) or 1)
-
-    @property
-    def waited_seconds(self) -> float:
-        """Return for how long the consumer has waited for the actors that there are."""
-        return sum([worker.waited_seconds for worker in self._pool.workers])
-
     def text(self, lane: WorkerLane) -> str:
         """Return which worker computes a lane, and where that is."""
         group = self._groups.get(self._actor_of.get(lane.number, -1))
-        return (
-            f"lane {lane.number}, which no actor computes now"
-            if group is None
-            else group.text(lane)
-        )
+        if group is None:
+            return f"lane {lane.number}, which no actor computes now"
+        return group.text(lane)
 
     def start(self, states: dict[int, Any]) -> None:
         """Begins to compute these lanes from these states on. They are needed in this order."""
@@ -207,9 +175,7 @@ class LanesOnRay:
         self._divide({**self._states(), **states}, moved=states)
 
     def resize(self, num: int) -> None:
-        """Makes this many actors, or all that exist, compute the lanes from now on. May be called
-        by another thread.
-        """
+        """Makes this many actors, or all that exist, compute the lanes. For any thread."""
         self._settled_by = time.monotonic() + _ROOM_SECONDS
         self._num_wanted, self.is_settled, self._look_at = num, False, 0.0
 
@@ -241,9 +207,7 @@ class LanesOnRay:
             self._lose(actor, lane, str(loss))
 
     def _states(self) -> dict[int, Any]:
-        """Return the state of each lane that has not ended, in the order in which they are
-        needed.
-        """
+        """Return the states of the lanes that run, in the order in which they are needed."""
         lanes = [
             lane for lane in self.lanes if lane.number in self._actor_of and not lane.has_ended
         ]

@@ -35,18 +35,17 @@ def join_parts(
         parts: of all workers, none of which lacks rows since a lane is short.
         size: rows of each lane.
         stacks: whether rows must be stacked.
-        allocate: makes the arrays that rows are copied to, where there are several parts.
+        allocate: makes the arrays for the rows of several parts.
         unknown_row: gives a row of zeros where no part has any.
     """
     if all([NEVER not in counts for _, counts in parts]):
         pieces = [rows for rows, _ in parts]
     else:
         present = next((rows for rows, _ in parts if rows is not None), None)
-        zero = (
-            unknown_row()
-            if present is None
-            else zero_like(_at(present, 0) if stacks else present[0])
-        )
+        if present is None:
+            zero = unknown_row()
+        else:
+            zero = zero_like(_at(present, 0) if stacks else present[0])
         pieces = []
         for rows, counts in parts:
             start = 0
@@ -70,12 +69,9 @@ def _at(batch: object, rows: object) -> Any:
 def zero_like(element: object) -> Any:
     """Returns an element of the same shape, all of whose leaves are zero, or empty text."""
     leaves, structure = tree.flatten(element)
+    scalars = np.generic | int | float | complex | str | bytes
     zeros = [
-        (
-            type(leaf)()
-            if isinstance(leaf, np.generic | int | float | complex | str | bytes)
-            else np.zeros_like(np.asarray(leaf))
-        )
+        type(leaf)() if isinstance(leaf, scalars) else np.zeros_like(np.asarray(leaf))
         for leaf in leaves
     ]
     return tree.unflatten(structure, zeros)
@@ -84,8 +80,6 @@ def zero_like(element: object) -> Any:
 class LaneRowsIterDataset(IterDataset[Part]):
     """The next ``size`` elements of each lane, step by step and without end: a lane that has ended
     gives no more.
-
-    Order: that of the lanes. State: that of every lane. Cost: one copy, of all rows of a step.
 
     Args:
         parent: the whole pipeline.

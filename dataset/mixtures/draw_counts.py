@@ -126,11 +126,9 @@ class RunningCounts:
     )
 
     def __init__(self, frozen: DrawCounts) -> None:
-        self.elements, self.lengths, self.epochs = (
-            [*frozen.elements],
-            [*frozen.lengths],
-            [*frozen.epochs],
-        )
+        self.elements = [*frozen.elements]
+        self.lengths = [*frozen.lengths]
+        self.epochs = [*frozen.epochs]
         self.ended, self.targets, self.whole = {*frozen.ended}, [*frozen.targets], frozen.whole
         # A length that was drawn under these shares, and is not in the targets.
         self._length = 0
@@ -176,9 +174,7 @@ class RunningCounts:
         self.ended.add(i)
 
     def furthest_behind(self, aims: Aims) -> int:
-        """Return which of the components in ``aims`` is furthest behind its target, the first one
-        of several.
-        """
+        """Return the first of the components that are furthest behind their targets."""
         if aims is not self._aims:
             self._aim_for(aims)
         length, lengths, targets, whole = self._length, self.lengths, self.targets, self.whole
@@ -209,7 +205,7 @@ def sum_of_counts(
 _NOTHING = {"elements": 0, "lengths": 0, "epochs": 0, "ended": False, "target": 0}
 
 
-def _positive(state: Any, key: str, owner: object, least: int) -> int:
+def _positive(state: Mapping[str, Any], key: str, owner: object, least: int) -> int:
     """Return an integer of any size in a state."""
     number = plain_int(state_field(state, key, owner))
     if number is None or number < least:

@@ -64,17 +64,13 @@ class Drawing:
     def begin_log(self) -> list[Any]:
         """Return the log, a new one if it has become long."""
         if self.num > _BLOCK + len(self.parts):
-            self.base, self.log, self.num = (
-                self.mix.settled((self.base, self.log, self.num)),
-                [],
-                0,
-            )
+            self.base = self.mix.settled((self.base, self.log, self.num))
+            self.log = []
+            self.num = 0
         return self.log
 
     def begin_block(self) -> MixturePos:
-        """Return where the mixture is, before a block of elements whose position is computed on
-        demand.
-        """
+        """Return the position before a block whose position is computed on demand."""
         if self.num:
             self.base = self.mix.settled((self.base, self.log, self.num))
             self.log, self.num = [], 0
@@ -171,7 +167,7 @@ class Drawing:
 
     # What has happened.
 
-    def draw(self, i: int, x: Any, part: Pos) -> bool:
+    def draw(self, i: int, x: object, part: Pos) -> bool:
         """Count an element; return true if it is dropped."""
         mix, length, aims = self.mix, 1, None
         if mix.by is not None:
@@ -228,7 +224,7 @@ class Drawing:
             self.has_ended = True
             self._enter(None, None, 0, LAST, None)
 
-    def _enter(self, i: int | None, part: Pos, length: int, kind: int, aims: object) -> None:
+    def _enter(self, i: int | None, part: Pos, length: int, kind: int, aims: Aims | None) -> None:
         if self.counts is not None:
             count_entry(self.counts, i, length, kind, aims)
         self.log.append((i, part, self.index, length, kind, aims))

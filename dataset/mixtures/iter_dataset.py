@@ -17,7 +17,6 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, with_component
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.mixtures.map_dataset import as_datasets, check_stop, named, plan_for
-from gristmill.dataset.mixtures.plans import PatternPlan, Plan
 from gristmill.dataset.mixtures.stream import Mix, MixIterator
 from gristmill.dataset.watching import looking_once
 
@@ -45,7 +44,11 @@ class MixedIterDataset(IterDataset[T]):
     _element_spec = spec_of_first_parent
 
     def __init__(
-        self, datasets: Any, weights: Any = None, by: Any = "elements", stop: Stop = "first"
+        self,
+        datasets: object,
+        weights: object = None,
+        by: object = "elements",
+        stop: Stop = "first",
     ) -> None:
         names, datasets, weights = named(datasets, weights)
         super().__init__(as_datasets(datasets, MapDataset, IterDataset))
@@ -58,40 +61,34 @@ class MixedIterDataset(IterDataset[T]):
                 f" {shown(by)}"
             )
         self._gm_parameters = MixParameters(by, stop)
-        self._names, self._by, self._stop = names, None if by == "elements" else by, stop
+        self._names, self._stop = names, stop
+        self._by: Any = None if by == "elements" else by
         self._plan = plan_for(names, weights, len(self._gm_parents), exactly=self._by is not None)
 
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
-        return {_weights_name(self._plan): _weights_of(self._plan)}
+        return {self._plan.parameter: self._plan.shown}
 
     def __str__(self) -> str:
         return f"MixedIterDataset({self.text_of_parameters(list)})"
 
     def text_of_parameters(self, kind: Callable[[Any], Any]) -> str:
-        """Return the text of its parameters; weights that are integers are of a sequence of this
-        kind.
-        """
-        weights = (
-            kind(self._plan.proportions)
-            if isinstance(self._plan, PatternPlan)
-            else _weights_of(self._plan)
-        )
-        parts = [
-            f"[{len(self._gm_parents)} parents]",
-            f"{_weights_name(self._plan)}={weights}",
-            *_manner(self._by, self._stop),
-        ]
+        """Return its parameters; proportions are in a sequence of this ``kind``."""
+        weights = self._plan.shown
+        weights = kind(weights) if isinstance(weights, tuple) else weights
+        parts = [f"[{len(self._gm_parents)} parents]", f"{self._plan.parameter}={weights}"]
+        if self._by is not None:
+            parts.append(f"by={transform_name(self._by)}")
+        if self._stop != "first":
+            parts.append(f"stop={self._stop!r}")
         return ", ".join(parts)
 
     def _gm_num_elements(self) -> Length:
         lengths = [num_elements(parent) for parent in self._gm_parents]
         if self._stop != "first":
-            return (
-                Infinite()
-                if self._stop == "never" and self._plan.end is None
-                else at_most(added(lengths))
-            )
+            if self._stop == "never" and self._plan.end is None:
+                return Infinite()
+            return at_most(added(lengths))
         # It ends with the first component that is drawn from without an element left, which depends
         # on the pattern.
         total = at_most(added(lengths))
@@ -114,8 +111,7 @@ class MixedIterDataset(IterDataset[T]):
 
     @property
     def _gm_component_names(self) -> Sequence[str] | None:
-        names: Sequence[str] | None = self._names
-        return names
+        return self._names
 
     @property
     def _gm_makes_choices(self) -> bool:
@@ -138,22 +134,6 @@ class MixedIterDataset(IterDataset[T]):
     @property
     def _described_in_checkpoints(self) -> dict[str, Any]:
         # Named components may come and go, and be weighed again, between saving and restoring.
-        described = (
-            {"proportions": None}
-            if self._names
-            else {_weights_name(self._plan): _weights_of(self._plan)}
-        )
+        described = {"proportions": None} if self._names else self._gm_described_parameters
         by = {} if self._by is None else {"by": "a length"}
         return {**described, **by, **({} if self._stop == "first" else {"stop": self._stop})}
-
-
-def _weights_name(plan: Plan) -> str:
-    return "proportions" if isinstance(plan, PatternPlan) else "weights"
-
-
-def _weights_of(plan: Plan) -> Any:
-    return plan.proportions if isinstance(plan, PatternPlan) else plan.described()
-
-
-def _manner(by: object, stop: str) -> list[str]:
-    return [f"by={transform_name(by)}"] * (by is not None) + [f"stop={stop!r}"] * (stop != "first")

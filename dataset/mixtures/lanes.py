@@ -50,9 +50,7 @@ def lane_of(ds: MapDataset[Any], index: int, num_lanes: int, share: Share) -> Ma
 
 
 def _stages_of_elements(ds: MapDataset[Any]) -> tuple[list[MapDataset[Any]], MapDataset[Any]]:
-    """Return the stages from ``ds`` upstream that keep the index of each element, and the dataset
-    upstream of them.
-    """
+    """Return the stages from ``ds`` on that keep indices, and the dataset upstream."""
     stages = []
     while not isinstance(ds, MixedMapDataset) and ds._gm_keeps_indices:
         stages.append(ds)
@@ -70,13 +68,11 @@ def _over(stage: MapDataset[Any], parent: MapDataset[Any]) -> MapDataset[Any]:
     old = stage._gm_parents[0]
 
     def replaced(value: object) -> Any:
-        return (
-            parent
-            if value is old
-            else (parent,)
-            if isinstance(value, tuple) and value == (old,)
-            else value
-        )
+        if value is old:
+            return parent
+        if isinstance(value, tuple) and value == (old,):
+            return (parent,)
+        return value
 
     # A stage that keeps indices keeps nothing that depends on the length of its parent.
     new: MapDataset[Any] = (
@@ -93,14 +89,8 @@ class LaneParameters(Parameters):
 
 
 class NumberedLaneMapDataset(ReindexMapDataset[T]):
-    """The elements of a lane at their numbers in the whole stream; no elements at other numbers.
-
-    Order: the parent's. Cost: none to speak of.
-
-    Args:
-        parent: the lane.
-        index: its number.
-        num_lanes: how many lanes there are.
+    """The elements of lane ``index`` of ``num_lanes`` at their numbers in the whole stream; no
+    elements at other numbers.
     """
 
     _gm_adds_step = False  # seeds are those of the whole
@@ -114,10 +104,6 @@ class NumberedLaneMapDataset(ReindexMapDataset[T]):
 
     def __len__(self) -> int:
         return self._length
-
-    @property
-    def _limit(self) -> int:
-        return 2**63 - 1
 
     def _reindex(self, index: Any) -> Any:
         return (index - self._index) // self._num_lanes

@@ -90,12 +90,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         )
 
     def over_lanes(self, lanes: Sequence[MapDataset[T]], num_lanes: int) -> MixedMapDataset[T]:
-        """Return a lane of ``num_lanes`` of this mixture.
-
-        Args:
-            lanes: that lane of each component.
-            num_lanes: how many lanes there are.
-        """
+        """Return a lane of this mixture over ``lanes``, that lane of each component."""
         new = MixedMapDataset(
             lanes, self._selection_map.in_lane([len(lane) for lane in lanes], num_lanes)
         )
@@ -195,13 +190,8 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
         component, (inner,) = self._selected(index)
-        return [
-            UpstreamElement(
-                self._gm_parents[component],
-                inner,
-                components=(self._names.get(component, component),),
-            )
-        ]
+        names = (self._names.get(component, component),)
+        return [UpstreamElement(self._gm_parents[component], inner, components=names)]
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map
@@ -291,9 +281,7 @@ def _weights_by_name(names: list[Any], weights: object) -> list[Any]:
 
 
 def named(datasets: object, weights: object) -> tuple[list[str] | None, Any, Any]:
-    """Return the names of components, if they have any, and these with their weights as sequences
-    in the order of the names.
-    """
+    """Return the names of components, if any, with these and their weights in that order."""
     if isinstance(datasets, Mapping):
         names = _sorted_names(datasets)
         if weights is not None and not isinstance(weights, Schedule):
@@ -308,13 +296,8 @@ def named(datasets: object, weights: object) -> tuple[list[str] | None, Any, Any
 
 
 def plan_for(names: list[str] | None, weights: Any, num: int, *, exactly: bool = False) -> Plan:
-    """Return the plan of ``num`` components.
-
-    Args:
-        names: of the components, if they have any.
-        weights: what the user gave, in the order of the names.
-        num: of components.
-        exactly: take the numbers as they are, instead of what Grain makes of them.
+    """Return the plan of ``num`` components; ``exactly``: with the weights as they are, not with
+    what Grain makes of them.
     """
     own = [str(i) for i in range(num)] if names is None else names
     if isinstance(weights, Schedule):
@@ -329,11 +312,10 @@ def plan_for(names: list[str] | None, weights: Any, num: int, *, exactly: bool =
         return SchedulePlan(own, weights)
     proportions = integer_weights([1] * num if weights is None else weights, num)
     if exactly:
-        given = (
-            [1] * num
-            if weights is None
-            else [w.item() if hasattr(w, "item") else w for w in weights]
-        )
+        if weights is None:
+            given = [1] * num
+        else:
+            given = [w.item() if hasattr(w, "item") else w for w in weights]
         return SchedulePlan(own, Schedule({0: dict(zip(own, given, strict=True))}))
     return PatternPlan(own, proportions)
 

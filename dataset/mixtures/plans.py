@@ -8,8 +8,7 @@ import abc
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from gristmill.core.indices import Indices
 from gristmill.core.state import plain_counts, shown
@@ -20,6 +19,7 @@ from gristmill.dataset.mixtures.selection import (
     SelectionWithProportionsMap,
     components_of,
     select_singly,
+    shares_of,
 )
 
 _BLOCK = 1024  # positions that are looked at together
@@ -36,6 +36,14 @@ class Plan(abc.ABC):
     def __init__(self, names: Sequence[str], end: int | None = None) -> None:
         self.names = tuple(names)
         self.end = end
+
+    # what the weights are called in descriptions and texts
+    parameter: ClassVar = "weights"
+
+    @property
+    def shown(self) -> Any:
+        """The weights as descriptions and texts have them."""
+        return self.described()
 
     @abc.abstractmethod
     def described(self) -> dict[str, Any]:
@@ -60,9 +68,7 @@ class Plan(abc.ABC):
         """Return the number of elements of each component before ``position``."""
 
     def most_counts(self, position: int) -> list[int]:
-        """Return numbers of each one that come before ``position`` at most; by default the exact
-        ones.
-        """
+        """Return the most elements of each before ``position``; by default the exact numbers."""
         return self.counts(position)
 
     def counts_by_name(self, position: int) -> dict[str, int]:
@@ -104,6 +110,12 @@ class PatternPlan(Plan):
         super().__init__(names, None if names else 0)
         self.proportions = tuple(proportions)
         self._selection = SelectionWithProportionsMap(proportions or (1,), sys.maxsize)
+
+    parameter = "proportions"
+
+    @property
+    def shown(self) -> Any:
+        return self.proportions
 
     def described(self) -> dict[str, Any]:
         return dict(zip(self.names, self.proportions, strict=True))
@@ -178,26 +190,8 @@ class SchedulePlan(Plan):
         return self if schedule is self.schedule else SchedulePlan(self.names, schedule)
 
 
-def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
-    """Return the components to read and the indices to read of each, for elements ``inner[i]`` of
-    ``components[i]``.
-    """
-    shares: dict[int, list[int]] = {}
-    places = []
-    for component, index in zip(components, inner, strict=True):
-        share = shares.setdefault(component, [])
-        places.append(len(share))
-        share.append(index)
-    starts = dict(zip(shares, accumulate(map(len, shares.values()), initial=0), strict=False))
-    return list(shares.items()), [
-        starts[component] + place for component, place in zip(components, places, strict=True)
-    ]
-
-
 def plan_of(description: object) -> Plan:
-    """Return the plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid
-    description.
-    """
+    """Return the plan that was ``described``, or raise ``ValueError`` or ``TypeError``."""
     if not isinstance(description, Mapping) or not description:
         raise ValueError(f"weights must be a mapping, got {shown(description)}")
     counts = plain_counts([*description.values()])
@@ -208,13 +202,13 @@ def plan_of(description: object) -> Plan:
 
 
 class _Phase(NamedTuple):
-    """Positions of a mixture from ``start`` on, in which the same components are left.
+    """Positions of a mixture in which the same components are left.
 
     Args:
         start: the first position.
         plan: of those that are left.
         members: their numbers among all.
-        offsets: how many elements of each came before, beyond what the plan says.
+        offsets: how many more elements of each came before than the plan says.
     """
 
     start: int
@@ -230,13 +224,8 @@ class _Phase(NamedTuple):
 
 
 class PlannedSelectionMap(BlockSelectionMap):
-    """Element ``n`` comes from the component that a plan says, until one of them has ended, or all,
-    or forever.
-
-    Args:
-        plan: says which component is next.
-        lengths: of the components.
-        stop: ``"first"``, ``"all"`` or ``"never"``.
+    """Element ``n`` comes from the component that ``plan`` says, until one of them has ended, or
+    all, or forever, as ``stop`` says.
     """
 
     def __init__(self, plan: Plan, lengths: Sequence[int], stop: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gristmill.dataset.engine.stream import Pos
-from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
+from gristmill.dataset.mixtures.draw_counts import Aims, DrawCounts, RunningCounts
 
 # What happened at an entry of a log.
 DRAWN, ENDED, RESTARTED, LAST = range(4)
@@ -19,7 +19,7 @@ class MixturePos(NamedTuple):
         parts: the positions of the components.
         num_asked: how often a component was asked for an element.
         has_ended: no more elements follow.
-        counts: what was drawn of each component; ``None``: it follows from the index.
+        counts: what was drawn of each; ``None``: it follows from the index.
     """
 
     parts: tuple[Pos, ...]
@@ -41,7 +41,9 @@ class MixturePos(NamedTuple):
         return MixturePos(tuple(parts), log[-1][2], has_ended, frozen)
 
 
-def count_entry(counts: RunningCounts, i: int | None, length: int, kind: int, aims: Any) -> None:
+def count_entry(
+    counts: RunningCounts, i: int | None, length: int, kind: int, aims: Aims | None
+) -> None:
     """Count what an entry of a log says."""
     if i is None or kind == LAST:
         return

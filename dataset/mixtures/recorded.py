@@ -58,9 +58,7 @@ class Recorded:
         self._choices.note(self._mix.key, draw)
 
     def new(self, components: Iterable[int]) -> Iterator[int]:
-        """Return new draws, each of which is recorded when it is requested. The record was asked
-        for the first one.
-        """
+        """Return new draws, each recorded when requested; the first one was asked for."""
         choices, key, draws = self._choices, self._mix.key, self._mix.draws
         has_asked = True
         for i in components:

@@ -97,14 +97,10 @@ class BlockSelectionMap(DatasetSelectionMap):
 
     @abc.abstractmethod
     def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
-        """Return the same selection from components of other lengths: which of them it selects
-        from, and from these what.
-        """
+        """Return the components that it selects from if they are so long, and how."""
 
     def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
-        """Return the selection in one of ``num_lanes`` lanes, whose components have these
-        lengths.
-        """
+        """Return the selection in one of ``num_lanes`` lanes, with these lengths."""
         raise NotImplementedError(f"{self} has no lanes of its own")
 
     # up to this magnitude of an index all arithmetic of ``_of_array`` stays within int64
@@ -116,12 +112,8 @@ class BlockSelectionMap(DatasetSelectionMap):
 
 
 class SelectionWithProportionsMap(BlockSelectionMap):
-    """Element ``k`` comes from the component whose count is the one to grow from ``k`` to ``k +
-    1``.
-
-    Args:
-        proportions: a positive integer for each component.
-        length: the length of the selection; it continues after it.
+    """Element ``k`` comes from the component whose count, of ``proportions``, is the one to grow
+    from ``k`` to ``k + 1``; also after ``length``.
     """
 
     def __init__(self, proportions: Sequence[int], length: int) -> None:
@@ -137,9 +129,7 @@ class SelectionWithProportionsMap(BlockSelectionMap):
     def of_datasets(
         cls, lengths: Sequence[int], proportions: Sequence[int]
     ) -> SelectionWithProportionsMap:
-        """Return the mixture of components of these ``lengths``, none of which may be read beyond
-        its end.
-        """
+        """Return the mixture that reads no component beyond its end."""
         total = sum(proportions)
         # In doubles, division by division: the length of a mixture is part of what Grain's
         # pipelines mean.
@@ -235,9 +225,7 @@ def _cascade(proportions: tuple[int, ...], index: int) -> tuple[int, int]:
 
 
 def _cascade_run(proportions: tuple[int, ...], start: int, stop: int) -> Selected:
-    """Return the selection of the indices from ``start`` up to ``stop``: each component is examined
-    once, for any number of indices.
-    """
+    """Return the selection of a range of indices; each component is examined once."""
     left = list(range(stop - start))  # places in the block that no component has taken yet
     shares: list[tuple[int, Indices]] = []
     taken: list[int] = []
@@ -367,18 +355,23 @@ class ConcatenationMap(BlockSelectionMap):
 
 
 def select_singly(selection_map: object, indices: Indices) -> Selected:
-    """Return the reads for a block, computed by a user's selection map, which handles single
-    indices only.
-    """
+    """Return the reads for a block by a selection map that handles single indices only."""
+    chosen = [selected(selection_map, i) for i in as_ints(indices)]
+    return shares_of([component for component, _ in chosen], [inner for _, inner in chosen])
+
+
+def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
+    """Return the reads for elements ``inner[i]`` of ``components[i]``."""
     shares: dict[int, list[int]] = {}
-    chosen = []
-    for i in as_ints(indices):
-        component, inner = selected(selection_map, i)
+    places = []
+    for component, index in zip(components, inner, strict=True):
         share = shares.setdefault(component, [])
-        chosen.append((component, len(share)))
-        share.append(inner)
+        places.append(len(share))
+        share.append(index)
     starts = dict(zip(shares, accumulate(map(len, shares.values()), initial=0), strict=False))
-    return list(shares.items()), [starts[component] + place for component, place in chosen]
+    return list(shares.items()), [
+        starts[component] + place for component, place in zip(components, places, strict=True)
+    ]
 
 
 def selected(selection_map: Any, index: int) -> tuple[int, int]:

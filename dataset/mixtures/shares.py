@@ -29,12 +29,8 @@ _PACKAGE = str(Path(__file__).parents[2])
 
 
 class OneSided(NamedTuple):
-    """A mixture of which some share has other proportions than the whole.
-
-    Attributes:
-        mixture: the mixture.
-        whole: what part each component is of the whole, by name.
-        shares: the same in each share.
+    """A mixture of which some share has other proportions than the whole: the parts of each
+    component, by name, of the whole and of each share.
     """
 
     mixture: MixedMapDataset[Any]
@@ -43,13 +39,7 @@ class OneSided(NamedTuple):
 
 
 def one_sided(ds: MapDataset[Any], shares: Sequence[Indices], whole: Indices) -> OneSided | None:
-    """Return a mixture upstream of which the shares are off by more than 1 %, if there is one.
-
-    Args:
-        ds: the dataset.
-        shares: indices of each share.
-        whole: the indices of all of them.
-    """
+    """Return a mixture of which one of ``shares`` is off by more than 1 %, if there is one."""
     drawn = dict(_drawn(ds, whole))
     of_shares = [dict(_drawn(ds, share)) for share in shares]
     for mixture, counts in drawn.items():
@@ -62,8 +52,7 @@ def one_sided(ds: MapDataset[Any], shares: Sequence[Indices], whole: Indices) ->
 
 
 def warn_if_one_sided(ds: DatasetNode, count: int, stage: object, share: str) -> None:
-    """Warn if one of ``count`` shares of a pipeline, each every ``count``-th element, has other
-    proportions than the whole.
+    """Warn if one of ``count`` shares of a pipeline has other proportions than the whole.
 
     Args:
         ds: the pipeline, or a map dataset.
@@ -81,9 +70,7 @@ def warn_if_one_sided(ds: DatasetNode, count: int, stage: object, share: str) ->
 
 
 def warn_if_slice_is_one_sided(ds: MapDataset[Any], sl: slice) -> None:
-    """Warn if a slice of a dataset with a step has other proportions than all elements of its
-    range.
-    """
+    """Warn if a slice with a step has other proportions than its range."""
     indices = range(*sl.indices(len(ds)))
     if abs(indices.step) > 1 and len(indices) > 1:
         indices = indices[: min(_NUM_LOOKED_AT, 1 + _MAX_LOOKED_AT // abs(indices.step))]
@@ -110,9 +97,7 @@ def _warn_of(found: OneSided, stage: object, names: Sequence[str]) -> None:
 
 
 def _depth_of_user() -> int:
-    """Return how many calls upwards the first code is that is not of this package, as
-    ``stacklevel`` counts them.
-    """
+    """Return the ``stacklevel`` of the first code that is not of this package."""
     depth, frame = 0, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         depth, frame = depth + 1, frame.f_back
@@ -129,9 +114,7 @@ def _roots(ds: DatasetNode) -> Iterator[MapDataset[Any]]:
 
 
 def counts_of_components(ds: MapDataset[Any], indices: Indices) -> Counter[str]:
-    """Return how many of the elements at ``indices`` each component of the nearest mixture gives,
-    by name.
-    """
+    """Return how many elements at ``indices`` each component gives, by name."""
     for mixture, counts in _drawn(ds, indices):
         return Counter({mixture.name_of(i): counts[i] for i in range(len(mixture._gm_parents))})
     return Counter()

@@ -88,19 +88,16 @@ def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | No
     if mix.is_plain and weights == mix.own:
         return None
     # Nothing is known of states that do not have their weights.
-    elements = (
-        {}
-        if weights is None
-        else plan_of(weights).counts_by_name(index - state_flag(state, "stop", mix))
-    )
+    if weights is None:
+        elements = {}
+    else:
+        elements = plan_of(weights).counts_by_name(index - state_flag(state, "stop", mix))
     counts = {i: elements.get(name, 0) for i, name in enumerate(mix.plan.names)}
     return mix.nothing.added(counts)
 
 
 def counts_by_name(mix: Mix, counts: DrawCounts | None, index: int) -> dict[str, dict[str, int]]:
-    """Return what was drawn of each component, for users; ``counts`` and ``index`` as in a
-    standing.
-    """
+    """Return what was drawn of each component, for users."""
     return (counts or DrawCounts.of_elements(mix.plan.counts(index))).by_name(mix.plan.names)
 
 

@@ -124,15 +124,8 @@ class Mix(Stream):
             [parent.at_index(num) for parent, num in zip(self.parents, nums, strict=True)]
         )
         self.is_expected = self.was_asked = False
-        return (
-            MixturePos(
-                parts,
-                index,
-                counts=None if self.is_plain else self.nothing.added(dict(enumerate(nums))),
-            ),
-            [],
-            0,
-        )
+        counts = None if self.is_plain else self.nothing.added(dict(enumerate(nums)))
+        return MixturePos(parts, index, counts=counts), [], 0
 
     def _check_index(self) -> None:
         check_no_gaps(self)
@@ -152,9 +145,7 @@ class Mix(Stream):
         return self.parents[i]
 
     def stream_in(self, i: int, counts: DrawCounts | None) -> Stream:
-        """Return a stream of a component in the epoch in which it is, without moving the component
-        there.
-        """
+        """Return a stream of a component in its epoch, without moving the component."""
         epoch = 0 if counts is None else counts.epochs[i]
         if epoch == self.epochs[i]:
             return self.parents[i]
@@ -339,9 +330,7 @@ class MixIterator(StreamIterator[Any]):
         return None if names is None else dict(zip(names, self._gm_parents, strict=True))
 
     def _gm_counts_in(self, state: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-        """Return what was drawn of each component up to a state of this iterator, or of one like
-        it.
-        """
+        """Return what was drawn of each component up to a state."""
         counts = counts_in(self._mix, state, state["index"])
         return counts_by_name(self._mix, counts, state["index"] - bool(state["stop"]))
 

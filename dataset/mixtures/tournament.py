@@ -8,13 +8,7 @@ from typing import NamedTuple
 
 
 class Runner(NamedTuple):
-    """A number ``start - share * length``.
-
-    Args:
-        start: at the length 0.
-        name: of several that are equal, the one with the least name comes first.
-        share: how quickly the number falls.
-    """
+    """A number ``start - share * length``; of equal ones the least ``name`` comes first."""
 
     start: int
     name: int

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.indices import Indices, as_ints
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
+BatchFn: TypeAlias = Callable[[Sequence[Any]], Any] | None  # ``None``: stacks leaves
 
 _SPARSE_NOTE = (
     "An element of this batch is None: a step before batch() leaves elements out. "
@@ -58,7 +59,7 @@ class BatchMapDataset(BlockMapDataset[T]):
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         batch_size: int,
         *,
         drop_remainder: bool = False,
@@ -66,13 +67,13 @@ class BatchMapDataset(BlockMapDataset[T]):
     ) -> None:
         super().__init__(parent)
         self._gm_parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
-        sparse = dropping_steps(parent)
+        sparse = dropping_steps(self._gm_parent)
         if sparse:
             raise ValueError(
                 f"cannot batch after {sparse[0]}: it may drop elements, and batches by index"
                 " would have holes. Call to_iter_dataset() before batch()."
             )
-        self._parent_length = len(parent)
+        self._parent_length = len(self._gm_parent)
         whole, rest = divmod(self._parent_length, self._gm_parameters.batch_size)
         self._length = whole if self._gm_parameters.drop_remainder or not rest else whole + 1
         self._batch_size = self._gm_parameters.batch_size
@@ -105,18 +106,14 @@ class BatchMapDataset(BlockMapDataset[T]):
 
     def _gm_num_drawn(self, num: int, parent: int) -> int:
         epochs, position = divmod(num, self._length)
-        of_epoch = (
-            self._length * self._batch_size
-            if self._gm_parameters.drop_remainder
-            else self._parent_length
-        )
+        if self._gm_parameters.drop_remainder:
+            of_epoch = self._length * self._batch_size
+        else:
+            of_epoch = self._parent_length
         return epochs * of_epoch + min(position * self._batch_size, self._parent_length)
 
     def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        found: dict[str, dict[str, int]] | None = self._gm_parent._gm_counts_before(
-            self._gm_num_drawn(num, 0)
-        )
-        return found
+        return self._gm_parents[0]._gm_counts_before(self._gm_num_drawn(num, 0))
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
         epoch, position = divmod(index, len(self))
@@ -152,10 +149,8 @@ class BatchIterDataset(IterDataset[T]):
         )
 
     def _gm_num_elements(self) -> Length:
-        size, rest = (
-            self._gm_parameters.batch_size,
-            (0 if self._gm_parameters.drop_remainder else self._gm_parameters.batch_size - 1),
-        )
+        size = self._gm_parameters.batch_size
+        rest = 0 if self._gm_parameters.drop_remainder else size - 1
         return scaled(num_elements(self._gm_parent), lambda num: (num + rest) // size)
 
     def _gm_traced(self, tracing: Tracing) -> Any:
@@ -165,11 +160,9 @@ class BatchIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         given = self._gm_parameters
         make = batch_function(given.batch_fn)
+        drops = given.drop_remainder
         return open_stage(
-            self,
-            partial(
-                BatchStream, size=given.batch_size, make=make, drop_remainder=given.drop_remainder
-            ),
+            self, partial(BatchStream, size=given.batch_size, make=make, drop_remainder=drops)
         )
 
 

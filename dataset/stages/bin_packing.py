@@ -202,9 +202,7 @@ def _traced_row(layout: PackLayout, row: dict[str, Any]) -> Traced:
 
 @dataclass
 class Packing:
-    """The rules by which sequences are put into bins, and the order in which bins are emitted. The
-    arguments are those of the datasets.
-    """
+    """The rules of putting sequences into bins and emitting these, as the datasets have them."""
 
     algorithm: MakePlacer
     length_struct: Mapping[str, Any]
@@ -245,9 +243,7 @@ class Packing:
         )
 
     def rows(self, bins: Bins, num_before: int) -> PackedRows:
-        """Returns the contents of ``bins`` as elements, in the order in which they are emitted
-        after ``num_before`` others.
-        """
+        """Returns the contents of ``bins`` in the order in which they are emitted."""
         columns = bins.columns()
         order: Sequence[int] = range(len(bins))
         if self.shuffle_bins:

@@ -48,18 +48,18 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
     _gm_moves_records = _gm_is_reshuffled = _gm_reads_blocks = True
 
     def __init__(
-        self, parent: Any, block_size: int = 256, *, group_size: int = 512, seed: int | None = None
+        self,
+        parent: object,
+        block_size: int = 256,
+        *,
+        group_size: int = 512,
+        seed: int | None = None,
     ) -> None:
         super().__init__(parent)
         seed = random_seed(self, seed, "block_shuffle", bits=32)
         self._gm_parameters = BlockShuffleParameters(block_size, group_size, seed)
         self._order = _Order(0, self._gm_parameters)
         self._gm_mixes_over = self._gm_parameters.block_size * self._gm_parameters.group_size
-
-    @property
-    def _limit(self) -> int:
-        length = len(self)
-        return max(2**62 - length, length - 1)
 
     def _current_order(self) -> _Order:
         length = len(self._gm_parents[0])
@@ -77,9 +77,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         return elements if self._reports is None else map(self._without_outcome, elements)
 
     def _without_outcome(self, x: object) -> Any:
-        """Return an element of a block, after what failed in it is reported as if it was computed
-        now.
-        """
+        """Return an element of a block; what failed in it is reported now."""
         if type(x) is Outcome and self._reports is not None:
             self._reports.here().extend(x.events)
             x = x.element
@@ -131,9 +129,7 @@ class _Order:
         self._groups: dict[int, Permutation] = {}  # by their length: there are no more than four
 
     def position(self, epoch: Any, index: Any) -> Any:
-        """Return the index in the parent of element ``index`` of ``epoch``, for ``int``s or arrays
-        of them.
-        """
+        """Return the index in the parent of element ``index``, or those of arrays."""
         group, start, length, place = self.group(epoch, index)
         offset = self._permuted(epoch * self.num_groups + group, index - start, length)
         # block of the group; the short one, if it is here, is followed by what it lacks
@@ -145,9 +141,7 @@ class _Order:
         return self._block_at(epoch, block, place) * self.block_size + offset % self.block_size
 
     def group(self, epoch: object, index: object) -> tuple[Any, Any, Any, Any]:
-        """Return the group that an element is in, its first index and its length; and the place of
-        the short block among all.
-        """
+        """Return the group of an element, its start and length, and the short block's place."""
         place = self._place(epoch)
         shorter = place // self.group_size  # the group that lacks something
         # no number above the length, which may be the greatest integer of an array
@@ -184,9 +178,7 @@ class _Order:
         return found
 
     def _block_at(self, epoch: Any, block: Any, place: Any) -> Any:
-        """Return which block is at a place in the permuted order; the short one has the highest
-        number.
-        """
+        """Return which block is at a place; the short one has the highest number."""
         if not self.num_whole:
             return block * 0
         among_whole = block - (block > place)

@@ -16,7 +16,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, at_most, num_elements
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
 from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import field
@@ -77,25 +77,26 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
     _gm_parameters: MapBucketParameters
     _gm_makes_batches = True
     _gm_shared_by_threads = ("_lengths", "_plan")
+    _gm_needs_whole = "knows the lengths of all elements"
 
     def __init__(
         self,
-        parent: Any,
-        lengths: Any,
+        parent: object,
+        lengths: object,
         boundaries: int | Sequence[int],
         max_tokens: int | None = None,
         batch_sizes: int | Sequence[int] | None = None,
         window: int = 65_536,
         seed: int | None = None,
-        pad_to: Any = "boundary",
-        pad_value: Any = 0,
+        pad_to: object = "boundary",
+        pad_value: object = 0,
         drop_remainder: bool = False,
         on_long: OnLong = "raise",
         with_lengths: bool = False,
         shard_options: ShardOptions | None = None,
     ) -> None:
         super().__init__(parent)
-        if sparse := dropping_steps(parent):
+        if sparse := dropping_steps(self._gm_parent):
             raise ValueError(
                 f"cannot batch after {sparse[0]}: it may drop elements, and batches by index"
                 " would have holes. Call to_iter_dataset() before bucket_batch(), with a function"
@@ -110,7 +111,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         shard = NoSharding() if shard_options is None else shard_options
         if not isinstance(shard, ShardOptions):
             raise TypeError(f"shard_options must be a ShardOptions, got {shown(shard)}")
-        self._lengths = found = _lengths_of(base_of(parent), lengths)
+        self._lengths = found = _lengths_of(base_of(self._gm_parent), lengths)
         limits = _boundaries(found, boundaries, max_tokens, on_long, shard.shard_count)
         sizes = check_batch_sizes(limits, max_tokens, batch_sizes, num_shards=shard.shard_count)
         has_seed = seed is not None or self._gm_default_seed is not None
@@ -119,7 +120,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         self._gm_parameters = given = MapBucketParameters(*common, found, window, seed, shard)
         self._padding = self._gm_parameters.padding()
         self._plan = BucketPlan(
-            parent,
+            self._gm_parent,
             found,
             limits,
             given.batch_sizes,
@@ -179,17 +180,12 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         given = self._gm_parameters
         return given.spec(self._padding, spec_of(self._gm_parent), given.shard_options.shard_count)
 
-    def _gm_over(self, replaced: Callable[[Any], Any]) -> BucketBatchMapDataset[T]:
-        raise not_over_a_part(self, "knows the lengths of all elements")
-
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         self._check_not_empty(len(self), indices[:1])
         return map(self._batch, as_ints(indices))
 
     def _members(self, index: int) -> tuple[BucketElements, slice, int]:
-        """Returns the elements of a batch, which of them are this shard's, and how many rows that
-        has if none is missing.
-        """
+        """Returns the elements of a batch, this shard's slice, and its full size."""
         members, shard = self._plan.members(index), self._gm_parameters.shard_options
         size = self._gm_parameters.batch_sizes[members.bucket] // shard.shard_count
         return members, slice(shard.shard_index * size, (shard.shard_index + 1) * size), size
@@ -225,9 +221,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
 
 
 def _lengths_of(base: MapDataset[Any], lengths: object) -> Lengths:
-    """Returns ``lengths``, or those that the source of ``base`` has, one for each element of
-    ``base``.
-    """
+    """Returns ``lengths``, or those of the source, one for each element of ``base``."""
     if lengths is None:
         lengths = getattr(base, "lengths", None)
         if lengths is None:
@@ -254,11 +248,10 @@ def _boundaries(
             f"boundaries must be lengths where there are no records to choose {boundaries} by, got"
             " that number"
         )
-    longest = (
-        None
-        if max_tokens is None
-        else max(1, as_int("max_tokens", max_tokens, minimum=1) // num_shards)
-    )
+    if max_tokens is None:
+        longest = None
+    else:
+        longest = max(1, as_int("max_tokens", max_tokens, minimum=1) // num_shards)
     number = as_int("boundaries", boundaries, minimum=1)
     return tuple(chosen_boundaries(lengths, number, longest, keep_long=on_long != "drop"))
 
@@ -282,8 +275,8 @@ class BucketBatchIterDataset(IterDataset[T]):
         boundaries: Sequence[int],
         max_tokens: int | None = None,
         batch_sizes: int | Sequence[int] | None = None,
-        pad_to: Any = "boundary",
-        pad_value: Any = 0,
+        pad_to: object = "boundary",
+        pad_value: object = 0,
         drop_remainder: bool = False,
         on_long: OnLong = "raise",
         with_lengths: bool = False,

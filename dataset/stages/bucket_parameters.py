@@ -17,9 +17,7 @@ def check_on_long(on_long: object) -> None:
 
 
 class BucketParameters(Parameters):
-    """The parameters of both datasets; ``boundaries`` are those that were chosen, ``batch_sizes``
-    those of all shards together.
-    """
+    """The parameters of both datasets; sizes are those of all shards together."""
 
     boundaries: tuple[int, ...]
     max_tokens: int | None = field(in_repr=False)

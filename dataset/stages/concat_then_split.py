@@ -16,7 +16,7 @@ from gristmill.core.errors import FeatureKeyError, as_int
 from gristmill.dataset.bases.cells import Cells, LineageRecord, Placed, placed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.length import unknown_number
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters, field
@@ -97,6 +97,8 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
         [4 4 2 2 0] [1 1 2 2 0] [0 1 0 1 0]
     """
 
+    _gm_num_elements = unknown_number  # the lengths of the sequences decide it
+
     def __init__(
         self,
         parent: IterDataset[Any] | MapDataset[Any],
@@ -154,9 +156,6 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
             bos_features,
             bos_token_id,
         )
-
-    def _gm_num_elements(self) -> Length:
-        return Unknown()  # the lengths of the sequences decide it
 
     @property
     def _element_spec(self) -> Any:

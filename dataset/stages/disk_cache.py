@@ -68,7 +68,7 @@ class DiskCache:
         parameters: of the stage.
     """
 
-    def __init__(self, parent: Any, parameters: DiskCacheParameters) -> None:
+    def __init__(self, parent: DatasetNode, parameters: DiskCacheParameters) -> None:
         description = described_pipeline(parent)
         text = json.dumps(description, sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -149,16 +149,10 @@ def check_no_draws(
 
 class DiskCacheMapDataset(BlockMapDataset[T]):
     """The elements of the parent, kept on disk when they are first computed, and read from there
-    afterwards.
+    afterwards; see ``MapDataset.cache``.
 
     Order: the parent's. Cost: to store an element, its pickle; then one read, without copies of
     arrays.
-
-    Args:
-        parent: the dataset, which has the same element at a position in all epochs.
-        path: the folder.
-        max_bytes: how much may be kept in ``path``; ``None``: no limit.
-        freeze: allow random stages upstream: all epochs have the elements of the first one.
     """
 
     _element_spec = spec_of_first_parent
@@ -166,13 +160,15 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
     _gm_is_rebuilt = True
 
     def __init__(
-        self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False
+        self, parent: object, path: Any, max_bytes: int | None = None, freeze: bool = False
     ) -> None:
         super().__init__(parent)
         self._gm_parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
-        check_no_draws(parent, self._gm_parameters, is_stream=False)
-        self._cache = DiskCache(parent, self._gm_parameters)
-        self._keeps_nones = not tolerances(parent)  # else faults would be counted once only
+        check_no_draws(self._gm_parent, self._gm_parameters, is_stream=False)
+        self._cache = DiskCache(self._gm_parent, self._gm_parameters)
+        self._keeps_nones = not tolerances(
+            self._gm_parent
+        )  # else faults would be counted once only
 
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
         length = len(self)
@@ -188,9 +184,7 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
             yield (element, element := None)[0]
 
     def _computed(self, store: DiskStore, key: int) -> Any:
-        """Return the element at ``key``, which is not stored; or what another thread that computes
-        it has stored.
-        """
+        """Return the element at ``key``, computed by one thread."""
         claim = Lock()
         with claim:  # which others wait for, and which an interrupt releases
             other = store.claims.setdefault(key, claim)

@@ -5,11 +5,11 @@ computed.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import (
@@ -31,6 +31,9 @@ from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
 from gristmill.dataset.faults.known import with_counts_since
 from gristmill.dataset.stages.disk_cache import DiskCache, DiskCacheParameters, check_no_draws
 
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
+
 T = TypeVar("T")
 
 _MAX_ELEMENTS = 256  # of a block
@@ -40,33 +43,24 @@ _NUM_PARTS = 3  # of a block on disk, without choices
 
 class DiskCacheIterDataset(IterDataset[T]):
     """The elements of the parent, kept on disk when they are first computed, and read from there
-    afterwards.
-
-    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state after
-    it.
+    afterwards, in blocks of up to 256 elements or 1 MB.
 
     Order: the parent's. State: the parent's before the current block, and the place in the block.
     Cost: to store an element, its pickle; then to unpickle it.
-
-    Args:
-        parent: the stream.
-        path: the folder.
-        max_bytes: how much may be kept in ``path``; ``None``: no limit.
-        freeze: allow ``random_map`` upstream.
     """
 
     _element_spec = spec_of_first_parent
     _gm_num_elements = same_number
 
     def __init__(
-        self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False
+        self, parent: object, path: Any, max_bytes: int | None = None, freeze: bool = False
     ) -> None:
         super().__init__(parent)
         self._gm_parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
-        check_no_draws(parent, self._gm_parameters, is_stream=True)
-        self._cache: DiskCache | None = DiskCache(parent, self._gm_parameters)
+        check_no_draws(self._gm_parent, self._gm_parameters, is_stream=True)
+        self._cache: DiskCache | None = DiskCache(self._gm_parent, self._gm_parameters)
 
-    def _gm_over(self, replaced: Any) -> Any:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> Any:
         new = super()._gm_over(replaced)
         if self._cache is not None:  # else elements know their records, and are not to be kept
             new._cache = DiskCache(new._gm_parent, self._gm_parameters)
@@ -115,23 +109,18 @@ class _CachedBlock:
 
 
 class DiskBlocks(Replaying):
-    """The parent's elements, in blocks that are kept on disk.
+    """The parent's elements, in blocks that are kept in ``cache``, if there is one.
 
     The position: the parent's before the block, the number of elements before it, how many of its
     elements were delivered, and true if an element was skipped, so that the blocks on disk have
     other positions.
-
-    Args:
-        stage: the definition.
-        parent: the stream.
-        cache: where blocks are kept; ``None``: nowhere.
     """
 
     keys = ("parent", "start", "offset", "has_skipped")
     own = (0, 0, False)
     _block: _CachedBlock | None = None
 
-    def __init__(self, stage: Any, parent: Stream, cache: DiskCache | None) -> None:
+    def __init__(self, stage: DatasetNode, parent: Stream, cache: DiskCache | None) -> None:
         super().__init__(stage, parent)
         self._cache = cache
 
@@ -182,9 +171,7 @@ class DiskBlocks(Replaying):
         return self._pos(block, len(block.elements) - length_hint(left))
 
     def _begin(self, cell: Cell) -> tuple[_CachedBlock, int]:
-        """Return the block of the position of ``cell``, and how many of its elements were
-        delivered.
-        """
+        """Return the block of the position, and how many of its elements were delivered."""
         before, start, offset, has_skipped, records = cell.settle()
         if self.choices is not None:
             self.choices.outer = cell.choices

@@ -31,7 +31,7 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, grouped
 from gristmill.dataset.engine.iterators import Given, StreamIterator, adopt
 from gristmill.dataset.mixtures.shares import warn_if_one_sided
-from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.stages.batch import BatchFn, batch_function
 from gristmill.dataset.stages.elastic_batches import Batches, batches_of
 from gristmill.dataset.stages.elastic_files import ElasticFiles, open_files
 from gristmill.dataset.stages.prefetch import TracedMapDataset
@@ -144,8 +144,6 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
                 f" {shard_options.shard_count}, got {size}"
             )
         self._ds = ds
-        self._global_batch_size = size
-        self._shard = shard_options
         self._given = ElasticParameters(size, shard_options, read_options, multiprocessing_options)
         if isinstance(ds, MapDataset):
             warn_if_one_sided(ds, shard_options.shard_count, "ElasticIterator", "shard")
@@ -156,9 +154,9 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
             )
         self._open(None)
 
-    def _open(self, batch_fn: Any) -> None:
+    def _open(self, batch_fn: BatchFn) -> None:
         """Begin, with batches that ``batch_fn`` makes."""
-        ds, given, shard = self._ds, self._given, self._shard
+        ds, given, shard = self._ds, self._given, self.shard_options
         make: Callable[[Any], Batches | ElasticFiles]
         if isinstance(ds, MapDataset):
             options = (
@@ -166,7 +164,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
                 given.multiprocessing_options or MultiprocessingOptions(),
             )
             make = batches_of(
-                ds, size=self._global_batch_size, shard=shard, options=options, batch_fn=batch_fn
+                ds, size=given.global_batch_size, shard=shard, options=options, batch_fn=batch_fn
             )
         else:
             make = open_files(ds, self._batch_size, shard, batch_fn)
@@ -182,7 +180,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         traced = TracedMapDataset(ds, tracing, False) if is_map else tracing.of(ds)
         options = ReadOptions(0) if is_map else None
         new: Any = ElasticIterator(
-            traced, self._global_batch_size, self._shard, read_options=options
+            traced, self._given.global_batch_size, self._given.shard_options, read_options=options
         )
         new._open(partial(grouped, batch_function(None)))
         return new
@@ -190,7 +188,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
     @property
     def shard_options(self) -> ShardOptions:
         """The shard that it reads."""
-        return self._shard
+        return self._given.shard_options
 
     @property
     def base_iterator(self) -> DatasetIterator[T]:
@@ -200,7 +198,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
     def _gm_num_elements(self) -> Length:
         length = num_elements(self._ds)
         if isinstance(self._ds, MapDataset) and isinstance(length, Exact | AtMost | Infinite):
-            return scaled(length, lambda num: num // self._global_batch_size)
+            return scaled(length, lambda num: num // self._given.global_batch_size)
         return Unknown()  # the lengths of a shard's datasets are not known
 
     @property

@@ -16,14 +16,14 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
-from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.length import unknown_number
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, only_parent, tolerances
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, pass_outputs
 from gristmill.dataset.faults.shards import ShardFaults
-from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.stages.batch import BatchFn, batch_function
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
@@ -40,11 +40,10 @@ _END: Any = object()
 class Batches(Stream):
     """The batches of one shard of a map dataset that has an element at every index.
 
-    The position: the index of the next element of all shards, and the counts of faults. The
-    batches come from a pipeline that begins at an index.
+    The position: the index of the next element of all shards, and the counts of faults. The batches
+    come from a pipeline that begins at an index.
 
     Args:
-        stage: the definition.
         ds: the dataset.
         size: elements in a batch of all shards together.
         shard: the shard.
@@ -63,12 +62,12 @@ class Batches(Stream):
 
     def __init__(
         self,
-        stage: Any,
+        stage: DatasetNode,
         ds: MapDataset[Any],
         size: int,
         shard: ShardOptions,
         options: tuple[ReadOptions, MultiprocessingOptions],
-        batch_fn: Any,
+        batch_fn: BatchFn,
     ) -> None:
         super().__init__(stage)
         self.ds, self.length = ds, len(ds)
@@ -102,10 +101,7 @@ class Batches(Stream):
     def _move_to(self, cell: Cell, index: int) -> None:
         """Note that the pipeline is after an output, which ended at ``index``."""
         self._inner_pos = pos = self.inner.settle()
-        self._at = cell.pos = (
-            index,
-            (self.faults.found_in(self._stream.save(pos)) if self.faults else ()),
-        )
+        self._at = cell.pos = index, self.faults.found_at(self._stream, pos)
 
     def _num_left(self, pos: Pos) -> int:
         return max(0, self.length - int(pos[0])) // self.size
@@ -123,9 +119,8 @@ class Batches(Stream):
             raise ValueError(f"{self} is closed")
         if self._at != pos:
             start = self._start_of(pos[0])
-            if self.faults:
-                start = self._stream.load(self.faults.put_into(self._stream.save(start), pos[1]))
-            self._inner_pos, self._at = start, pos
+            self._inner_pos = self.faults.with_counts(self._stream, start, pos[1])
+            self._at = pos
         return self._stream.run(self.inner.at(self._inner_pos))
 
     def _opened(self, index: int) -> DatasetIterator[Any]:
@@ -177,7 +172,7 @@ class Batches(Stream):
     def save(self, pos: Pos) -> Any:
         index, faults = pos
         state: dict[str, Any] = {"global_next_index": index}
-        return {**state, "faults": copied([*faults])} if self.faults else state
+        return {**state, "faults": copied([*faults])} if faults else state
 
     def load(self, state: Any) -> Pos:
         value = state_field(state, "global_next_index", self)
@@ -189,8 +184,7 @@ class Batches(Stream):
                 f"global_next_index in the state of {self} must be in [0, {end}), for a dataset of"
                 f" length {self.length}, got {shown(value)}"
             )
-        faults = self.faults.load(state.get("faults"), self) if self.faults else ()
-        self._cell, self._pos = None, (index, faults)
+        self._cell, self._pos = None, (index, self.faults.load(state.get("faults"), self))
         return self._pos
 
     def merge(self, states: Any) -> Any:
@@ -203,7 +197,8 @@ class Batches(Stream):
                 f" changes, got {sorted(positions)}"
             )
         merged: dict[str, Any] = {"global_next_index": positions.pop()}
-        return {**merged, "faults": self.faults.merged(states, self)} if self.faults else merged
+        faults = self.faults.merged(states, self)
+        return {**merged, "faults": faults} if faults else merged
 
     # Resources.
 
@@ -260,19 +255,15 @@ class SparseBatches(Batches):
         it = self._steps(index).__iter__()
         steps = it._gm_engine
         assert isinstance(steps, StepsOfWorker)
-        here = Cell(steps.start())
-        if self.faults:
-            here.go_to(steps.load(self.faults.put_into(steps.save(here.pos), faults)))
+        here = Cell(self.faults.with_counts(steps, steps.start(), faults))
         steps.pass_step(here)
-        found = self.faults.found_in(steps.save(here.pos)) if self.faults else ()
+        found = self.faults.found_at(steps, here.pos)
         it.close()
         cell.pos = steps.index_in_dataset(here.pos), found
 
 
 def batches_of(ds: MapDataset[Any], **given: Any) -> Callable[[Any], Batches]:
-    """Return what makes the stream of the batches of ``ds``, with these other arguments of
-    ``Batches``.
-    """
+    """Return what makes the stream of the batches of ``ds``."""
     return partial(SparseBatches if dropping_steps(ds) else Batches, ds=ds, **given)
 
 
@@ -282,6 +273,8 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
 
     Several workers take the steps in turn, each of them looks for all of them.
     """
+
+    _gm_num_elements = unknown_number  # which elements there are is looked up
 
     def __init__(
         self,
@@ -298,9 +291,6 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
         self._shard = shard
         self._start = start
         self._slice = slice(0, None, 1)
-
-    def _gm_num_elements(self) -> Length:
-        return Unknown()  # which elements there are is looked up
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         del sequential_slice
@@ -325,7 +315,6 @@ class StepsOfWorker(Layer):
     workers.
 
     Args:
-        stage: the definition.
         parent: says of each index whether the dataset has an element there.
         start: the index at which the first step begins.
         length: of the dataset.
@@ -339,7 +328,7 @@ class StepsOfWorker(Layer):
 
     def __init__(
         self,
-        stage: Any,
+        stage: DatasetNode,
         parent: Stream,
         *,
         start: int,
@@ -439,7 +428,7 @@ class _PresenceMapDataset(BlockMapDataset[bool]):
 class _Batch:
     """Reads the elements of a step."""
 
-    def __init__(self, ds: MapDataset[Any], batch_fn: Any) -> None:
+    def __init__(self, ds: MapDataset[Any], batch_fn: BatchFn) -> None:
         self._ds = ds
         self._batch_fn = batch_function(batch_fn)
 

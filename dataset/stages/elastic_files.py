@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.sharding import ShardOptions
@@ -16,16 +16,19 @@ from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.engine.iterators import adds_no_state, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
 from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.stages.batch import BatchFn
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.states.values import CycleState, states_by_index
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 
 class ElasticFiles(Stream):
     """The share of one shard in an interleave of datasets. The position is that of its batches.
 
     Args:
-        stage: the definition.
         running: gives the elements, or batches, of the share.
         num_datasets: of all shards.
         cycle_length: of the interleave of all.
@@ -37,7 +40,7 @@ class ElasticFiles(Stream):
 
     def __init__(
         self,
-        stage: Any,
+        stage: DatasetNode,
         running: DatasetIterator[Any],
         num_datasets: int,
         cycle_length: int,
@@ -150,7 +153,7 @@ class ElasticFiles(Stream):
 
 
 def open_files(
-    ds: IterDataset[Any], batch_size: int, shard: ShardOptions, batch_fn: Any
+    ds: IterDataset[Any], batch_size: int, shard: ShardOptions, batch_fn: BatchFn
 ) -> Callable[[Any], ElasticFiles]:
     """Return what makes the stream of the share of one shard."""
     interleave = _interleave_of(ds)

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.length import unknown_number
 from gristmill.dataset.bases.node import is_of_library
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, refuse_to_trace
@@ -28,9 +28,9 @@ _BUFFER_SIZE = 16  # elements of each of several files that are ready ahead
 
 
 class ReadingIterDataset(IterDataset[T]):
-    """The elements of what is read from the beginning to the end. Subclasses open a ``Reading`` for
-    each of their parts.
-    """
+    """The elements of what is read from the beginning to the end, by a ``Reading`` of each part."""
+
+    _gm_num_elements = unknown_number  # known when the files are read
 
     @abc.abstractmethod
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None: ...
@@ -43,9 +43,6 @@ class ReadingIterDataset(IterDataset[T]):
         """Return the key in the whole of the element that has ``key`` in this part of it."""
         return key
 
-    def _gm_num_elements(self) -> Length:
-        return Unknown()  # known when the files are read
-
     def _gm_traced(self, tracing: Tracing) -> Any:
         if not is_of_library(self):
             raise refuse_to_trace(self)
@@ -55,12 +52,11 @@ class ReadingIterDataset(IterDataset[T]):
 class _TracedReadingIterDataset(IterDataset[Traced]):
     """The elements of ``ds``, with the key of each."""
 
+    _gm_num_elements = unknown_number
+
     def __init__(self, ds: ReadingIterDataset[Any]) -> None:
         super().__init__()
         self._ds = ds
-
-    def _gm_num_elements(self) -> Length:
-        return Unknown()
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         self._ds = copy.copy(self._ds)

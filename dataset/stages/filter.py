@@ -12,7 +12,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, field
+from gristmill.dataset.bases.parameters import FunctionParameters
 from gristmill.dataset.bases.traced import Tracing, noting_failed
 from gristmill.dataset.engine.elements import Keep
 from gristmill.dataset.engine.iterators import open_stage
@@ -20,10 +20,6 @@ from gristmill.dataset.errors.context import failed_at
 from gristmill.transforms.base import Filter, transform_function
 
 T = TypeVar("T")
-
-
-class FilterParameters(Parameters):
-    transform: Any = field(is_function=True)
 
 
 class FilterMapDataset(BlockMapDataset[T]):
@@ -36,9 +32,9 @@ class FilterMapDataset(BlockMapDataset[T]):
     _element_spec = spec_of_first_parent
     _gm_keeps_indices = True
 
-    def __init__(self, parent: Any, transform: Any) -> None:
+    def __init__(self, parent: object, transform: object) -> None:
         super().__init__(parent)
-        self._gm_parameters = FilterParameters(transform)
+        self._gm_parameters = FunctionParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
 
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
@@ -63,9 +59,9 @@ class FilterIterDataset(IterDataset[T]):
     _gm_num_elements = some_of_them
     _gm_works_on = "choice"
 
-    def __init__(self, parent: object, transform: Any) -> None:
+    def __init__(self, parent: object, transform: object) -> None:
         super().__init__(parent)
-        self._gm_parameters = FilterParameters(transform)
+        self._gm_parameters = FunctionParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
 
     def _gm_traced(self, tracing: Tracing) -> Any:

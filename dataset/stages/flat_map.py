@@ -13,10 +13,10 @@ from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.length import unknown_number
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import UpstreamElement
-from gristmill.dataset.bases.parameters import Parameters, field
+from gristmill.dataset.bases.parameters import FunctionParameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.groups import Spread
 from gristmill.dataset.engine.iterators import open_stage
@@ -32,11 +32,7 @@ _HANDED_OUT = object()
 _FOR_FUNCTIONS = "; use ds.flat_map(..., max_fan_out=...) for plain functions"
 
 
-class FlatMapParameters(Parameters):
-    transform: Any = field(is_function=True)
-
-
-class StreamFlatMapParameters(FlatMapParameters):
+class StreamFlatMapParameters(FunctionParameters):
     # ``None`` is an element like any other, in a DataLoader.
     with_nones: bool = field(in_checkpoint=False, in_repr=False)
 
@@ -77,7 +73,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     # way. A thread that uses it takes it away from the others.
     _memo: tuple[int, _Items] | None
 
-    def __init__(self, parent: Any, transform: FlatMap) -> None:
+    def __init__(self, parent: object, transform: FlatMap) -> None:
         super().__init__(parent)
         if not isinstance(transform, FlatMap):
             raise TypeError(
@@ -86,7 +82,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)
-        self._gm_parameters = FlatMapParameters(transform)
+        self._gm_parameters = FunctionParameters(transform)
 
     def __len__(self) -> int:
         return min(len(self._gm_parent) * self._max_fan_out, sys.maxsize)
@@ -122,9 +118,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     def _parts(
         self, numbers: Sequence[int], found: dict[int, _Items], split: Iterator[list[Any]]
     ) -> Iterator[Any]:
-        """Returns the items at ``numbers``: of elements in ``found``, or of the next ones in
-        ``split``.
-        """
+        """Returns the items at ``numbers``, of ``found`` or the next of ``split``."""
         size, num_left = self._max_fan_out, len(numbers)
         for i in numbers:
             number, position = divmod(i, size)
@@ -163,7 +157,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         """Returns the items of each of the parent's elements at ``numbers``."""
         transform, most = self._transform, self._max_fan_out
 
-        def split(x: Any, number: int) -> list[Any]:
+        def split(x: object, number: int) -> list[Any]:
             try:
                 return [] if x is None else items_of(transform, x, most)
             except Exception as error:
@@ -198,15 +192,13 @@ class FlatMapIterDataset(IterDataset[T]):
         ['a', 'b', 'c']
     """
 
+    _gm_num_elements = unknown_number  # the transformation decides it
     _gm_parameters: StreamFlatMapParameters
 
-    def __init__(self, parent: object, transform: Any, *, with_nones: bool = False) -> None:
+    def __init__(self, parent: object, transform: object, *, with_nones: bool = False) -> None:
         super().__init__(parent)
         self._gm_parameters = StreamFlatMapParameters(transform, with_nones)
         transform_function(transform, FlatMap, "flat_map")
-
-    def _gm_num_elements(self) -> Length:
-        return Unknown()  # the transformation decides it
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         given = self._gm_parameters
@@ -233,7 +225,7 @@ def _split(fn: Callable[[Any], Any], transform: object, x: object) -> list[Any]:
 class FlatMapFunction(FlatMap):
     """A function as a ``FlatMap``, under its own name."""
 
-    def __init__(self, transform: Any, max_fan_out: Any) -> None:
+    def __init__(self, transform: object, max_fan_out: int) -> None:
         self._transform = transform
         self._fn = transform_function(transform, FlatMap, "flat_map")
         self.max_fan_out = max_fan_out
@@ -263,9 +255,7 @@ def flat_map_of(transform: object, max_fan_out: int | None) -> FlatMap:
 
 
 def items_of(transform: FlatMap, element: object, most: int) -> list[Any]:
-    """Returns the items that ``transform`` makes of ``element``: no more than ``most``, its
-    ``max_fan_out``.
-    """
+    """Returns the items that ``transform`` makes of ``element``, at most ``most``."""
     items = as_list(transform.flat_map(element), transform, most + 1)
     if len(items) > most:
         raise ValueError(

@@ -68,14 +68,15 @@ class GlobalBatchParameters(Parameters):
 
     def __post_init__(self) -> None:
         size, given = check_batch_size(self.batch_size), vars(self)["num_lanes"]
-        num_lanes = (
-            min(_MAX_DEFAULT_LANES, size & -size)
-            if given is None
-            else as_int("num_lanes", given, minimum=1)
-        )
+        shard = vars(self)["shard_options"]  # ``None``: a single host
+        if given is None:
+            num_lanes = min(_MAX_DEFAULT_LANES, size & -size)
+        else:
+            num_lanes = as_int("num_lanes", given, minimum=1)
         self._replace(
             batch_size=size,
             num_lanes=num_lanes,
+            shard_options=NoSharding() if shard is None else shard,
             agree_every=as_int("agree_every", self.agree_every, minimum=1),
         )
         if not isinstance(self.shard_options, ShardOptions):
@@ -100,11 +101,10 @@ class GlobalBatchParameters(Parameters):
             )
         if num_lanes % num_hosts:
             fitting = [number for number in _divisors(size) if not number % num_hosts]
-            advice = (
-                f"num_lanes={' or '.join(map(str, fitting[:3]))} would fit"
-                if fitting
-                else f"no divisor of {size} would fit"
-            )
+            if fitting:
+                advice = f"num_lanes={' or '.join(map(str, fitting[:3]))} would fit"
+            else:
+                advice = f"no divisor of {size} would fit"
             raise ValueError(
                 f"shard_count in shard_options must divide num_lanes, {num_lanes}, got {num_hosts}:"
                 f" a host owns whole lanes. Take one of {_listed(_divisors(num_lanes))} hosts, or"
@@ -221,64 +221,42 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     _gm_parameters: GlobalBatchParameters
 
-    def __init__(
-        self,
-        parent: object,
-        batch_size: int,
-        num_lanes: int | None = None,
-        shard_options: ShardOptions | None = None,
-        workers: WorkerOptions | None = None,
-        end: End = "drop",
-        agree: Callable[..., int] | None = None,
-        agree_every: int = 16,
-        batch_fn: Callable[[list[Any]], Any] | None = None,
-        worker_init_fn: Callable[[int, int], Any] | None = None,
-    ) -> None:
+    def __init__(self, parent: object, parameters: GlobalBatchParameters) -> None:
         super().__init__(parent)
-        shard = NoSharding() if shard_options is None else shard_options
-        given: Any = (
-            batch_size,
-            num_lanes,
-            shard,
-            workers,
-            end,
-            agree,
-            agree_every,
-            batch_fn,
-            worker_init_fn,
-        )
-        self._gm_parameters = parameters = GlobalBatchParameters(*given)
-        for node in ancestors(parent):
+        self._gm_parameters = parameters
+        for node in ancestors(self._gm_parent):
             if isinstance(node, MultiprocessPrefetchIterDataset):
                 raise ValueError(
                     f"{self} cannot be applied to a pipeline that has {node}: lanes have no workers"
                     " of their own. Leave that out, and give workers=MultiprocessingOptions(...)"
                     " to global_batch"
                 )
-        _check_roots(parent, parameters.num_lanes)
-        repeats = end == "repeat" and not isinstance(num_elements(parent), Infinite)
+        _check_roots(self._gm_parent, parameters.num_lanes)
+        repeats = parameters.end == "repeat" and not isinstance(num_elements(parent), Infinite)
         lanes: IterDataset[Part] = LaneRowsIterDataset(
             RepeatIterDataset(parent) if repeats else parent,
             parameters.lanes,
             parameters.num_lanes,
             parameters.rows_per_lane,
-            stacks=batch_fn is None,
-            pads=end == "pad",
+            stacks=parameters.batch_fn is None,
+            pads=parameters.end == "pad",
         )
         self._rows: IterDataset[Part] = lanes
+        workers, init_fn = parameters.workers, parameters.worker_init_fn
         if workers is not None and workers.num_workers == "auto":
             workers = replace(workers, num_lanes=parameters.num_parts)
-            made: Any = MultiprocessPrefetchIterDataset(lanes, workers, worker_init_fn, True)
+            made: Any = MultiprocessPrefetchIterDataset(lanes, workers, init_fn, True)
             self._rows = made.divided_by_lanes(False)
         elif workers is not None:
-            self._rows = lanes.mp_prefetch(workers, worker_init_fn, sequential_slice=True)
-        if parameters.shard_options.shard_count > 1 and agree is None and not self.is_computed:
+            self._rows = lanes.mp_prefetch(workers, init_fn, sequential_slice=True)
+        has_others = parameters.shard_options.shard_count > 1
+        if has_others and parameters.agree is None and not self.is_computed:
             stage, lane = self._unsteady
             raise ValueError(
-                f"agree must be given with several hosts and end={end!r}, since {stage} makes it"
-                f" unknown how many elements lane {lane} has: all hosts have to end at the same"
-                " step. Pass agree=gristmill.checkpoint.agree_jax (or agree_torch, or a function"
-                " of yours), or end='repeat'"
+                f"agree must be given with several hosts and end={parameters.end!r}, since {stage}"
+                f" makes it unknown how many elements lane {lane} has: all hosts have to end at"
+                " the same step. Pass agree=gristmill.checkpoint.agree_jax (or agree_torch, or a"
+                " function of yours), or end='repeat'"
             )
 
     @cached
@@ -316,9 +294,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return stage, lane
 
     def num_steps_after(self, rows: int) -> Length:
-        """Returns the number of steps that follow when every lane has given ``rows`` rows, if it is
-        known.
-        """
+        """Returns the number of steps after ``rows`` rows of every lane."""
         size = self._gm_parameters.rows_per_lane
         left = [scaled(length, lambda num: max(0, num - rows)) for length in self.lane_lengths]
         if self._gm_parameters.end == "pad":
@@ -332,11 +308,9 @@ class GlobalBatchIterDataset(IterDataset[T]):
     def _element_spec(self) -> Any:
         num, batch_fn = self._gm_parameters.num_rows, batch_function(self._gm_parameters.batch_fn)
         batch = batched_spec(batch_fn, spec_of(self._gm_parent), num, True)
-        return (
-            (batch, ShapeDtypeStruct((num,), np.bool_))
-            if self._gm_parameters.end == "pad"
-            else batch
-        )
+        if self._gm_parameters.end == "pad":
+            return batch, ShapeDtypeStruct((num,), np.bool_)
+        return batch
 
     def zero_row(self) -> Any:
         """Returns an element of zeros if the element spec is known without reading."""
@@ -368,17 +342,10 @@ class GlobalBatchIterDataset(IterDataset[T]):
         given = self._gm_parameters
         batch_fn = partial(_grouped, batch_function(given.batch_fn))
         agree = None if given.agree is None else _own_number
-        steps: IterDataset[Any] = GlobalBatchIterDataset(
-            tracing.of(self._gm_parent),
-            given.batch_size,
-            given.num_lanes,
-            given.shard_options,
-            None,
-            given.end,
-            agree,
-            1,
-            batch_fn,
+        traced = given.replaced(
+            workers=None, agree=agree, agree_every=1, batch_fn=batch_fn, worker_init_fn=None
         )
+        steps: IterDataset[Any] = GlobalBatchIterDataset(tracing.of(self._gm_parent), traced)
         return steps.map(_without_padding) if given.end == "pad" else steps
 
     def __iter__(self) -> DatasetIterator[T]:
@@ -386,9 +353,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
 
 def _own_number(num: int, largest: bool = False) -> int:
-    """Stands for an agreement of hosts in a traced stream, which is not asked for more than they
-    agreed on.
-    """
+    """Stands for an agreement of hosts in a traced stream, which asks for nothing more."""
     return 1 if largest else num
 
 
@@ -405,10 +370,8 @@ def _without_padding(step: tuple[Traced, Any]) -> Traced:
     return Traced(lambda: (batch.value, is_there), rows, True)
 
 
-def _check_roots(parent: Any, num_lanes: int) -> None:
-    """Refuses a pipeline of which some lane would have nothing: a root is shorter than the number
-    of lanes.
-    """
+def _check_roots(parent: IterDataset[Any], num_lanes: int) -> None:
+    """Refuses a pipeline with a root that is shorter than the number of lanes."""
     for node in ancestors(slice_pipeline(parent, num_lanes - 1, num_lanes, by_lanes=True)):
         is_share = (
             node._gm_is_share

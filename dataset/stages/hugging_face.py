@@ -46,9 +46,7 @@ class HuggingFaceParameters(Parameters):
 
 
 class _Place(Value):
-    """The position of the library's stream after ``index`` elements: its state, or its
-    beginning.
-    """
+    """The position of the library's stream after ``index`` elements, or its beginning."""
 
     index: int
     library_state: str  # empty at the beginning
@@ -64,12 +62,10 @@ class _Position(NamedTuple):
 
 
 class Examples(Reading):
-    """The examples of a stream of the library, with a single reader.
-
-    It is opened when it is needed, from the last known place, and dropped when it fails.
+    """The examples of a stream of the library, with a single reader. It is opened when it is
+    needed, from the last known place, and dropped when it fails.
 
     Args:
-        stage: the definition.
         data: the library's data set.
         facts: its properties.
         kept: which of its examples are delivered.
@@ -83,7 +79,7 @@ class Examples(Reading):
     # which is there until the end of the program, as a name of the module may not be
     _finish = staticmethod(finish)
 
-    def __init__(self, stage: Any, data: Any, facts: StreamFacts, kept: range) -> None:
+    def __init__(self, stage: DatasetNode, data: Any, facts: StreamFacts, kept: range) -> None:
         super().__init__(stage)
         self._data, self._facts, self._kept = data, facts, kept
 
@@ -133,16 +129,12 @@ class Examples(Reading):
             return self._examples
         left = self._kept[index:]
         num_read = self._num_read(index)
-        return (
-            islice(self._examples, left[0] - num_read, left[-1] + 1 - num_read, left.step)
-            if left
-            else iter(())
-        )
+        if left:
+            return islice(self._examples, left[0] - num_read, left[-1] + 1 - num_read, left.step)
+        return iter(())
 
     def _num_read(self, index: int) -> int:
-        """Return how many examples of the stream have been read when ``index`` elements have been
-        delivered.
-        """
+        """Return how many examples have been read for ``index`` elements."""
         return self._kept[index - 1] + 1 if index else 0
 
     def _open(self, index: int, place: _Place) -> None:
@@ -173,9 +165,7 @@ class Examples(Reading):
             self._finish(reader)
 
     def _place_at(self, index: int, place: _Place) -> _Place:
-        """Return the place at ``index``, if it is known or the reader is there; else ``place``,
-        which is before it.
-        """
+        """Return the place at ``index``, if it can be known; else ``place``, before it."""
         if place.index == index or not self._facts.is_exact:
             return place
         if self._known.index != index and self._examples is not None and self._index == index:

@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset
-from gristmill.dataset.bases.parameters import Parameters, field
+from gristmill.dataset.bases.parameters import FunctionParameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.elements import Each, unless_none
 from gristmill.dataset.engine.iterators import open_stage
@@ -24,11 +24,7 @@ from gristmill.transforms.base import Map, transform_function
 T = TypeVar("T")
 
 
-class MapParameters(Parameters):
-    transform: Any = field(is_function=True)
-
-
-class StreamMapParameters(MapParameters):
+class StreamMapParameters(FunctionParameters):
     # ``None`` is an element like any other, in a DataLoader.
     with_nones: bool = field(in_checkpoint=False, in_repr=False)
 
@@ -43,9 +39,9 @@ class MapMapDataset(BlockMapDataset[T]):
     _gm_keeps_indices = True
     _gm_may_drop = True
 
-    def __init__(self, parent: Any, transform: Any) -> None:
+    def __init__(self, parent: object, transform: object) -> None:
         super().__init__(parent)
-        self._gm_parameters = MapParameters(transform)
+        self._gm_parameters = FunctionParameters(transform)
         self._fn = transform_function(transform, Map, "map")
 
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
@@ -71,7 +67,7 @@ class MapIterDataset(IterDataset[T]):
     _gm_works_on = "elements"
     _gm_parameters: StreamMapParameters
 
-    def __init__(self, parent: object, transform: Any, *, with_nones: bool = False) -> None:
+    def __init__(self, parent: object, transform: object, *, with_nones: bool = False) -> None:
         super().__init__(parent)
         self._gm_parameters = StreamMapParameters(transform, with_nones)
         self._fn = transform_function(transform, Map, "map")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,7 +51,51 @@ class MultiprocessPrefetchParameters(Parameters):
     sequential_slice: bool = field(in_checkpoint=False, in_repr=False)
 
 
-class MultiprocessPrefetchIterDataset(IterDataset[T]):
+class LanesIterDataset(IterDataset[T]):
+    """Base of the stages that compute their parent in lanes: every n-th element each."""
+
+    _gm_adds_step = False  # seeds are those of the same pipeline without lanes
+    _element_spec = spec_of_first_parent
+    _worker_init_fn: Callable[[int, int], Any] | None = None
+
+    def __init__(
+        self, parent: object, num_lanes: int, sequential_slice: bool, by_lanes: bool = False
+    ) -> None:
+        super().__init__(parent)
+        self._num_lanes = num_lanes
+        self._sequential_slice = bool(sequential_slice)
+        self._by_lanes = by_lanes
+
+    def _gm_num_elements(self) -> Length:
+        return num_elements_of_shares(
+            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes
+        )
+
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        return TracedLanesIterDataset(
+            tracing.of(self._gm_parent), self._num_lanes, self._sequential_slice, self._by_lanes
+        )
+
+    def _check_division(self) -> None:
+        """Raises ``ValueError`` if the parent cannot be divided."""
+        slice_pipeline(self._gm_parent, 0, self._num_lanes, sequential=self._sequential_slice)
+
+    @abc.abstractmethod
+    def _executor(self) -> Executor:
+        """Returns a new executor of the lanes."""
+
+    def __iter__(self) -> DatasetIterator[T]:
+        task = lanes_task(
+            self._gm_parent,
+            self._num_lanes,
+            self._sequential_slice,
+            self._by_lanes,
+            self._worker_init_fn,
+        )
+        return RoundRobinIterator(self, task, self._executor())
+
+
+class MultiprocessPrefetchIterDataset(LanesIterDataset[T]):
     """The parent's elements in lanes, each of which has every ``num_lanes``-th one, computed by
     ``num_workers`` workers.
 
@@ -60,19 +105,19 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
     themselves. Without workers the lanes are computed by the caller.
     """
 
-    _gm_adds_step = False  # seeds are those of the same pipeline without workers
     _gm_starts_workers = True
     _gm_states_have_place = True
-    _element_spec = spec_of_first_parent
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         options: WorkerOptions,
         worker_init_fn: Callable[[int, int], Any] | None = None,
         sequential_slice: bool = False,
     ) -> None:
-        super().__init__(parent)
+        # Without ``num_lanes`` the stream is Grain's.
+        by_lanes = options.num_lanes is not None
+        super().__init__(parent, lanes_of(options), sequential_slice, by_lanes)
         if worker_init_fn is not None and not callable(worker_init_fn):
             raise TypeError(
                 "worker_init_fn must be a callable of worker index and worker count, got"
@@ -80,21 +125,11 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
             )
         self._options = options
         self._worker_init_fn = worker_init_fn
-        self._sequential_slice = bool(sequential_slice)
         self._gm_parameters = MultiprocessPrefetchParameters(
             options, worker_init_fn, self._sequential_slice
         )
-        check_no_workers(str(self), parent)
-        self._num_lanes = lanes_of(options)
-        # Without ``num_lanes`` the stream is Grain's.
-        self._by_lanes = options.num_lanes is not None
-        # raises if that is impossible
-        slice_pipeline(parent, 0, self._num_lanes, sequential=self._sequential_slice)
-
-    def _gm_num_elements(self) -> Length:
-        return num_elements_of_shares(
-            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes
-        )
+        check_no_workers(str(self), self._gm_parent)
+        self._check_division()
 
     def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
         options = self._options
@@ -111,47 +146,19 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         return new.divided_by_lanes(self._by_lanes)
 
     def divided_by_lanes(self, by_lanes: bool) -> MultiprocessPrefetchIterDataset[T]:
-        """Return this dataset, which was not used before, where mixtures are divided as in lanes,
-        or are not.
-        """
+        """Return this new dataset, with mixtures divided as in lanes or not."""
         self._by_lanes = by_lanes
         return self
 
-    def _gm_traced(self, tracing: Tracing) -> Any:
-        return TracedLanesIterDataset(
-            tracing.of(self._gm_parent), self._num_lanes, self._sequential_slice, self._by_lanes
-        )
-
-    def __iter__(self) -> DatasetIterator[T]:
-        init_fn = self._worker_init_fn
-        task = lanes_task(
-            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes, init_fn
-        )
-        return RoundRobinIterator(self, task, executor_for(self._options, init_fn))
+    def _executor(self) -> Executor:
+        return executor_for(self._options, self._worker_init_fn)
 
 
-class TracedLanesIterDataset(IterDataset[T]):
+class TracedLanesIterDataset(LanesIterDataset[T]):
     """Returns the parent in lanes that the caller computes, regardless of other stages."""
 
-    _gm_adds_step = False
-    _element_spec = spec_of_first_parent
-
-    def __init__(
-        self, parent: object, num_lanes: int, sequential_slice: bool, by_lanes: bool = False
-    ) -> None:
-        super().__init__(parent)
-        self._num_lanes = num_lanes
-        self._sequential_slice = sequential_slice
-        self._by_lanes = by_lanes
-
-    def _gm_num_elements(self) -> Length:
-        return num_elements_of_shares(
-            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes
-        )
-
-    def __iter__(self) -> DatasetIterator[T]:
-        task = lanes_task(self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes)
-        return RoundRobinIterator(self, task, InlineExecutor(self._num_lanes))
+    def _executor(self) -> Executor:
+        return InlineExecutor(self._num_lanes)
 
 
 def lanes_task(
@@ -159,7 +166,7 @@ def lanes_task(
     num_lanes: int,
     sequential_slice: bool,
     by_lanes: bool = False,
-    init_fn: Any = None,
+    init_fn: Callable[[int, int], Any] | None = None,
 ) -> PipelineTask:
     """Return what an executor computes of ``ds``, without the options of the pipeline."""
     rows_of = ds.lanes if isinstance(ds, LaneRowsIterDataset) else None
@@ -192,11 +199,10 @@ def tuned_executor(
 ) -> Executor:
     """Return a new executor that finds its number of workers, made by ``make`` if that is given."""
     num_lanes, is_on_ray = lanes_of(options), isinstance(options, RayOptions)
-    most = (
-        min(num_lanes, options.max_workers or num_lanes)
-        if is_on_ray
-        else most_workers(options.max_workers, num_lanes)
-    )
+    if is_on_ray:
+        most = min(num_lanes, options.max_workers or num_lanes)
+    else:
+        most = most_workers(options.max_workers, num_lanes)
     if not most:
         return InlineExecutor(num_lanes)
     fixed = dataclasses.replace(with_number(options, min(FIRST_WORKERS, most)), num_lanes=num_lanes)

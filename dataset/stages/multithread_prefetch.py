@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import (
@@ -13,18 +13,12 @@ from gristmill.core.options import (
     number_or_auto,
 )
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.length import Length
-from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, field
-from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.executors.pools import SharingExecutor
 from gristmill.dataset.executors.protocol import Executor
 from gristmill.dataset.executors.threads import ThreadExecutor
 from gristmill.dataset.mixtures.shares import warn_if_one_sided
-from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
-from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset, lanes_task, tuned_executor
+from gristmill.dataset.stages.mp_prefetch import LanesIterDataset, tuned_executor
 
 T = TypeVar("T")
 
@@ -87,11 +81,10 @@ class MultithreadPrefetchParameters(Parameters):
 
 def lanes_of_threads(num_threads: NumberOrAuto) -> int:
     """Return the number of shares of the stream."""
-    num: int = AUTO_LANES if num_threads == "auto" else num_threads
-    return num
+    return AUTO_LANES if num_threads == "auto" else num_threads
 
 
-class MultithreadPrefetchIterDataset(IterDataset[T]):
+class MultithreadPrefetchIterDataset(LanesIterDataset[T]):
     """The parent's elements, computed by ``num_threads`` threads, each of which has every
     ``num_threads``-th one.
 
@@ -99,49 +92,31 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     delivered output. Cost: handing over outputs from thread to thread.
     """
 
-    _gm_adds_step = False  # seeds are those of the same pipeline without threads
+    _gm_parameters: MultithreadPrefetchParameters
     _gm_states_have_place = True
-    _element_spec = spec_of_first_parent
 
     def __init__(
         self,
-        parent: Any,
+        parent: object,
         num_threads: NumberOrAuto,
         buffer_size: int,
         sequential_slice: bool = False,
         max_workers: int | None = None,
     ) -> None:
-        super().__init__(parent)
-        self._num_threads = lanes_of_threads(num_threads)
-        self._buffer_size = buffer_size
-        self._sequential_slice = bool(sequential_slice)
-        self._given = MultithreadPrefetchParameters(
+        super().__init__(parent, lanes_of_threads(num_threads), sequential_slice)
+        self._gm_parameters = MultithreadPrefetchParameters(
             num_threads, buffer_size, self._sequential_slice, max_workers
         )
-        self._gm_parameters = self._given
-        # raises if that is impossible
-        slice_pipeline(parent, 0, self._num_threads, sequential=self._sequential_slice)
-
-    def _gm_num_elements(self) -> Length:
-        return num_elements_of_shares(self._gm_parent, self._num_threads, self._sequential_slice)
-
-    def _gm_traced(self, tracing: Tracing) -> Any:
-        return TracedLanesIterDataset(
-            tracing.of(self._gm_parent), self._num_threads, self._sequential_slice
-        )
-
-    def __iter__(self) -> DatasetIterator[T]:
-        task = lanes_task(self._gm_parent, self._num_threads, self._sequential_slice)
-        return RoundRobinIterator(self, task, self._executor())
+        self._check_division()
 
     def _executor(self) -> Executor:
-        given = self._given
-        if given.num_threads != "auto" or not self._buffer_size:
-            return ThreadExecutor(self._num_threads, self._buffer_size)
+        given = self._gm_parameters
+        if given.num_threads != "auto" or not given.buffer_size:
+            return ThreadExecutor(self._num_lanes, given.buffer_size)
         options = MultiprocessingOptions(
             "auto",
-            self._buffer_size,
-            num_lanes=self._num_threads,
+            given.buffer_size,
+            num_lanes=self._num_lanes,
             executor="threads",
             max_workers=given.max_workers,
         )

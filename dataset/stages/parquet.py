@@ -26,11 +26,9 @@ class ParquetParameters(FilesParameters):
 
 
 class ParquetStream(FileStream):
-    """The rows of one Parquet file. The position: the row group, and how many of its rows come
-    before.
-    """
+    """The rows of one Parquet file. The position: the row group, and a row in it."""
 
-    def __init__(self, stage: Any, path: str | os.PathLike[str]) -> None:
+    def __init__(self, stage: ParquetIterDataset, path: str | os.PathLike[str]) -> None:
         super().__init__(stage, path)
         self._slices = stage._slices  # workers have others
 
@@ -66,9 +64,7 @@ class ParquetStream(FileStream):
         return rows, [(group, i) for i in range(row, row + len(rows) + 1)]
 
     def _next_row(self, file: ParquetRows, pos: Pos) -> _Row:
-        """Return the row that follows, which is not at the end of a row group unless that is the
-        last one.
-        """
+        """Return the row that follows, at the end of the last row group alone."""
         group, row = pos
         if group >= max(file.num_groups, 1) or row > (
             file.num_rows(group) if file.num_groups else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import stable_repr
@@ -28,6 +28,9 @@ from gristmill.dataset.engine.iterators import StreamIterator, open_stage
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.stream import Cell, Stream, observed
 from gristmill.dataset.stages.range import RangeMapDataset
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.node import DatasetNode
 
 T = TypeVar("T")
 
@@ -55,11 +58,10 @@ class PrefetchIterDataset(IterDataset[T]):
         if not isinstance(parent, MapDataset):
             raise TypeError(f"parent must be a MapDataset, got {type(parent).__name__}")
         if read_options is None:
-            read_options = (
-                ReadOptions(prefetch_buffer_size=0)
-                if isinstance(parent, RangeMapDataset)
-                else ReadOptions()
-            )
+            if isinstance(parent, RangeMapDataset):
+                read_options = ReadOptions(prefetch_buffer_size=0)
+            else:
+                read_options = ReadOptions()
         if not isinstance(read_options, ReadOptions):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
         self._gm_parameters = PrefetchParameters(read_options, bool(allow_nones))
@@ -68,11 +70,9 @@ class PrefetchIterDataset(IterDataset[T]):
 
     def _gm_num_elements(self) -> Length:
         length = num_elements(self._gm_parent)
-        return (
-            length
-            if self._gm_drops or isinstance(length, Infinite)
-            else of_number(len(self._gm_parent))
-        )
+        if self._gm_drops or isinstance(length, Infinite):
+            return length
+        return of_number(len(self._gm_parent))
 
     @property
     def _gm_work_options(self) -> Sequence[Any]:
@@ -124,7 +124,7 @@ class TracedStepwiseIterDataset(IterDataset[Any]):
 class TracedStepwise(Stream):
     """The elements of the parent, each computed when it is requested."""
 
-    def __init__(self, stage: Any, parent: Stream) -> None:
+    def __init__(self, stage: DatasetNode, parent: Stream) -> None:
         super().__init__(stage, parent)
         parent.take_singly()
 
@@ -134,14 +134,12 @@ class TracedStepwise(Stream):
 
 
 class TracedMapDataset(BlockMapDataset[Any]):
-    """The elements of the parent with their records; ``None`` where there is none, unless ``None``
-    is an element.
-    """
+    """The elements of the parent with their records."""
 
     _gm_keeps_indices = True
     _gm_is_rebuilt = True
 
-    def __init__(self, parent: Any, tracing: Tracing, with_nones: bool) -> None:
+    def __init__(self, parent: MapDataset[Any], tracing: Tracing, with_nones: bool) -> None:
         super().__init__(parent)
         part = deciding_part(parent)
         self._tracing, self._with_nones = tracing, with_nones
@@ -185,9 +183,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
 
 
 def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """Returns the part of ``ds`` that decides at which indices there are elements, if the functions
-    downstream drop none.
-    """
+    """Returns the part of ``ds`` that decides at which indices there are elements."""
     while ds._gm_may_drop and ds._gm_parents:
         ds = ds._gm_parents[0]
     return ds

@@ -12,7 +12,7 @@ from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.dataset.bases.cells import records_of_row
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.length import unknown_number
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
@@ -62,14 +62,12 @@ class RebatchIterDataset(IterDataset[T]):
         [array([0, 1, 2, 3]), array([4, 5, 6, 7])]
     """
 
+    _gm_num_elements = unknown_number  # how many rows there are is seen in the batches
     _gm_parameters: RebatchParameters
 
     def __init__(self, parent: object, batch_size: int, drop_remainder: bool = False) -> None:
         super().__init__(parent)
         self._gm_parameters = RebatchParameters(batch_size, drop_remainder)
-
-    def _gm_num_elements(self) -> Length:
-        return Unknown()  # how many rows there are is seen in the batches
 
     @property
     def _element_spec(self) -> Any:
@@ -92,9 +90,7 @@ class RebatchIterDataset(IterDataset[T]):
 
 
 def _traced_rows(x: Traced) -> Array:
-    """Returns the rows of a batch as an array of objects. If it is not known how many there are, it
-    has to be computed.
-    """
+    """Returns the rows of a batch, computed if their number is not known, as an array."""
     if not x.is_batch or x.changed_by:
         num_rows = tree.flatten(x.value)[0][0].shape[0]
     else:

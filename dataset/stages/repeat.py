@@ -27,13 +27,8 @@ class RepeatIterParameters(Parameters):
     num_epochs: int | None
 
     def __post_init__(self) -> None:
-        self._replace(
-            num_epochs=(
-                None
-                if self.num_epochs is None
-                else as_int("num_epochs", self.num_epochs, minimum=1)
-            )
-        )
+        if self.num_epochs is not None:
+            self._replace(num_epochs=as_int("num_epochs", self.num_epochs, minimum=1))
 
 
 class RepeatParameters(RepeatIterParameters):
@@ -51,12 +46,12 @@ class RepeatMapDataset(ReindexMapDataset[T]):
     _gm_parameters: RepeatParameters
 
     def __init__(
-        self, parent: Any, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
+        self, parent: object, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
     ) -> None:
         super().__init__(parent)
         self._gm_parameters = RepeatParameters(num_epochs, bool(reseed_each_epoch))
         self._reseed = self._gm_parameters.reseed_each_epoch
-        self._parent_length = len(parent)
+        self._parent_length = len(self._gm_parent)
         if self._parent_length >= sys.maxsize:
             raise ValueError(f"cannot repeat {parent}: it is endless already")
         times = self._gm_parameters.num_epochs
@@ -81,10 +76,6 @@ class RepeatMapDataset(ReindexMapDataset[T]):
     def _reindex_range(self, indices: range) -> Indices | None:
         return indices if self._reseed else None
 
-    @property
-    def _limit(self) -> int:
-        return 2**63 - 1
-
     def _reindex(self, index: Any) -> Any:
         if self._reseed:
             return index
@@ -92,19 +83,11 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         return index % self._parent_length
 
     def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        found: dict[str, dict[str, int]] | None = (
-            self._gm_parent._gm_counts_before(num) if self._reseed else None
-        )
-        return found
+        return self._gm_parents[0]._gm_counts_before(num) if self._reseed else None
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
-        return [
-            UpstreamElement(
-                self._gm_parent,
-                self._reindex(index),
-                0 if self._reseed else index // self._parent_length,
-            )
-        ]
+        epoch = 0 if self._reseed else index // self._parent_length
+        return [UpstreamElement(self._gm_parent, self._reindex(index), epoch)]
 
 
 class RepeatIterDataset(IterDataset[T]):
@@ -139,11 +122,9 @@ class RepeatIterDataset(IterDataset[T]):
 
     def _gm_num_elements(self) -> Length:
         times = self._gm_parameters.num_epochs
-        return (
-            Infinite()
-            if times is None
-            else scaled(num_elements(self._gm_parent), lambda num: num * times)
-        )
+        if times is None:
+            return Infinite()
+        return scaled(num_elements(self._gm_parent), lambda num: num * times)
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         return tracing.over(self, _note_epoch=with_epochs)

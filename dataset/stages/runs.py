@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.division import Division
-from gristmill.dataset.bases.map import ReindexMapDataset, not_over_a_part
+from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.parameters import Parameters
 
 T = TypeVar("T")
@@ -26,19 +25,17 @@ class RunsMapDataset(ReindexMapDataset[T]):
     """
 
     _gm_adds_step = False  # seeds are those of the parent
+    _gm_needs_whole = "selects elements by their position"
 
-    def __init__(self, parent: Any, numbers: Numbers) -> None:
+    def __init__(self, parent: object, numbers: Numbers) -> None:
         super().__init__(parent)
         self._gm_parameters = RunsParameters(numbers)
         self.numbers = numbers
-        self._length = numbers.num_before(len(parent))
+        self._length = numbers.num_before(len(self._gm_parent))
         self._gm_is_share = numbers.count > 1
 
     def __len__(self) -> int:
         return self._length
-
-    def _gm_over(self, replaced: Callable[[Any], Any]) -> RunsMapDataset[T]:
-        raise not_over_a_part(self, "selects elements by their position")
 
     def _gm_divided(self, division: Division) -> RunsMapDataset[T]:
         numbers = self.numbers
@@ -55,8 +52,6 @@ class RunsMapDataset(ReindexMapDataset[T]):
 
     def _reindex_range(self, indices: range) -> Indices | None:
         first, last = self.numbers(indices[0]), self.numbers(indices[-1])
-        return (
-            range(first, last + 1)
-            if last - first == len(indices) - 1 and indices.step == 1
-            else None
-        )
+        if last - first == len(indices) - 1 and indices.step == 1:
+            return range(first, last + 1)
+        return None

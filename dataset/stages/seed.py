@@ -27,7 +27,7 @@ class SeedMapDataset(BlockMapDataset[T]):
     _element_spec = spec_of_first_parent
     _gm_keeps_indices = True
 
-    def __init__(self, parent: Any, seed: int | None) -> None:
+    def __init__(self, parent: object, seed: int | None) -> None:
         super().__init__(parent)
         self._gm_seed_point = None if seed is None else check_seed(seed)
         self._gm_parameters = SeedParameters(self._gm_seed_point)

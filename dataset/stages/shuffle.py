@@ -27,15 +27,10 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
     _gm_parameters: ShuffleParameters
     _gm_moves_records = _gm_is_reshuffled = True
 
-    def __init__(self, parent: Any, *, seed: int | None = None) -> None:
+    def __init__(self, parent: object, *, seed: int | None = None) -> None:
         super().__init__(parent)
         self._gm_parameters = ShuffleParameters(random_seed(self, seed, "shuffle", bits=32))
         self._permutation = Permutation(0, self._gm_parameters.seed)
-
-    @property
-    def _limit(self) -> int:
-        length = len(self)
-        return max(2**62 - length, length - 1)
 
     def _current_permutation(self) -> Permutation:
         length = len(self._gm_parents[0])

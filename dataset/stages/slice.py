@@ -30,9 +30,9 @@ class SliceMapDataset(ReindexMapDataset[T]):
     Order: the slice's. Cost: a few array operations per block.
     """
 
-    def __init__(self, parent: Any, sl: slice) -> None:
+    def __init__(self, parent: object, sl: slice) -> None:
         super().__init__(parent)
-        self._parent_length = len(parent)
+        self._parent_length = len(self._gm_parent)
         self._slice = sl
         self._start, self._stop, self._step = sl.indices(self._parent_length)
         self._gm_parameters = SliceParameters(self._start, self._stop, self._step)
@@ -103,11 +103,12 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
     """
 
     _gm_shared_by_threads = ("_indices",)
+    _gm_needs_whole = "selects elements by their position"
 
-    def __init__(self, parent: Any, indices: Any) -> None:
+    def __init__(self, parent: object, indices: Any) -> None:
         super().__init__(parent)
         self._indices = indices
-        self._parent_length = len(parent)
+        self._parent_length = len(self._gm_parent)
         self._gm_takes_a_part = 0 < len(indices) != self._parent_length
 
     def __len__(self) -> int:
@@ -131,9 +132,6 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
             shown.insert(2, "...")
         return f"ReindexMapDataset(indices=[{', '.join(shown)}], len={length})"
 
-    def _gm_over(self, replaced: Callable[[Any], Any]) -> ReindexedMapDataset[T]:
-        raise not_over_a_part(self, "selects elements by their position")
-
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
         # More than fits a description, but not millions of them as text.
@@ -142,10 +140,6 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
                 self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices
             )
         }
-
-    @property
-    def _limit(self) -> int:
-        return 2**63 - 1
 
     def _reindex(self, index: int) -> int:
         length = len(self._indices)
@@ -160,7 +154,7 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
         return [self._reindex(i) for i in as_ints(indices)]
 
 
-def slice_dataset(parent: Any, sl: Any) -> Any:
+def slice_dataset(parent: Any, sl: object) -> Any:
     """Returns the stage for ``parent.slice(sl)``."""
     if isinstance(sl, slice):
         from gristmill.dataset.mixtures.shares import warn_if_slice_is_one_sided

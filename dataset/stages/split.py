@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import abc
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.core.apportion import Apportionment, largest_remainders
+from gristmill.core.apportion import Apportionment
 from gristmill.core.errors import stop_iteration_error
 from gristmill.core.keyed_hash import KeyedHash
 from gristmill.core.locks import Lock
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset, not_over_a_part
+from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.errors.context import add_error_context
 
@@ -29,48 +28,9 @@ _BLOCK = 1024  # elements of which keys are computed at a time
 _MAX_SIZE = 2**32  # of a part up to which its positions take four bytes
 
 
-class Assignment(abc.ABC):
-    """Which elements of an epoch of a dataset are in which part: one for all parts of a split."""
-
-    @abc.abstractmethod
-    def size(self, part: int) -> int:
-        """Returns the number of elements of a part."""
-
-    @abc.abstractmethod
-    def position(self, part: int, index: object) -> Any:
-        """Returns the indices of elements of a part: of one ``int``, or of an array [n]."""
-
-    @property
-    def fits_int64(self) -> bool:
-        """True if all arithmetic of ``position`` fits into int64."""
-        return True
-
-
-class ExactAssignment(Assignment):
-    """Parts of exact sizes, wherever."""
-
-    def __init__(self, length: int, shares: Sequence[Fraction], seed: int) -> None:
-        self._apportionment = Apportionment(
-            largest_remainders(length, shares), KeyedHash(seed)("split")
-        )
-
-    def size(self, part: int) -> int:
-        return self._apportionment.sizes[part]
-
-    def position(self, part: int, index: object) -> Any:
-        return self._apportionment.position(part, index)
-
-    @property
-    def fits_int64(self) -> bool:
-        return self._apportionment.fits_int64
-
-
-class KeyAssignment(Assignment):
+class KeyAssignment:
     """Parts that a hash of each element's key decides. Keys are computed when they are first
-    needed.
-
-    Pickled, it has what it computed, and computes it before if it has not: no other process reads
-    everything again.
+    needed, and pickled: no other process reads everything again.
 
     Args:
         keyed: what keys are computed of.
@@ -78,6 +38,8 @@ class KeyAssignment(Assignment):
         shares: of the parts.
         seed: of the hash.
     """
+
+    fits_int64 = True  # all arithmetic of ``position``
 
     def __init__(
         self,
@@ -105,11 +67,9 @@ class KeyAssignment(Assignment):
 
     def position(self, part: int, index: Any) -> Any:
         positions = self._positions()[part]
-        return (
-            int(positions[index])
-            if type(index) is int
-            else positions[index.astype(np.int64)].astype(np.int64)
-        )
+        if type(index) is int:
+            return int(positions[index])
+        return positions[index.astype(np.int64)].astype(np.int64)
 
     def _positions(self) -> list[NDArray[Any]]:
         if self._parts is None:
@@ -151,6 +111,10 @@ class KeyAssignment(Assignment):
             raise
 
 
+# which elements of an epoch are in which part: one for all parts of a split
+Assignment: TypeAlias = Apportionment | KeyAssignment
+
+
 class SplitParameters(Parameters):
     part: str
     weights: dict[str, float]  # of all parts
@@ -168,21 +132,13 @@ class SplitMapDataset(ReindexMapDataset[T]):
 
     _gm_parameters: SplitParameters
     _gm_shared_by_threads = ("_assignment",)
+    _gm_needs_whole = "selects elements by their position"
 
-    def __init__(
-        self,
-        parent: MapDataset[T],
-        part: str,
-        *,
-        weights: dict[str, float],
-        seed: int,
-        by: Callable[[Any], Any] | None,
-        assignment: Assignment,
-    ) -> None:
+    def __init__(self, parent: MapDataset[T], parameters: SplitParameters) -> None:
         super().__init__(parent)
-        self._gm_parameters = SplitParameters(part, weights, seed, by, assignment)
-        self._assignment = assignment
-        self._number = list(weights).index(part)
+        self._gm_parameters = parameters
+        self._assignment = parameters.assignment
+        self._number = list(parameters.weights).index(parameters.part)
         self._parent_length = len(parent)
 
     def __len__(self) -> int:
@@ -191,9 +147,6 @@ class SplitMapDataset(ReindexMapDataset[T]):
     @property
     def _gm_described_parameters(self) -> dict[str, Any]:
         return {**super()._gm_described_parameters, "has_keys": self._gm_parameters.by is not None}
-
-    def _gm_over(self, replaced: Callable[[Any], Any]) -> SplitMapDataset[T]:
-        raise not_over_a_part(self, "selects elements by their position")
 
     @property
     def _limit(self) -> int:

@@ -122,9 +122,7 @@ def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
 
 
 def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
-    """Return the part of ``ds``, up to one of its stages, in which every element follows from its
-    index.
-    """
+    """Return the part of ``ds`` in which every element follows from its index."""
     root, *steps = _chain(ds)
     if tolerances(root._gm_parents[0]):
         raise ValueError(
@@ -132,11 +130,9 @@ def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
             " MapDataset skips: call tolerate after to_iter_dataset(), or use"
             " order='workers', with num_lanes"
         )
-    part, drops, in_batches = (
-        root,
-        not parameters_of(root).allow_nones and bool(dropping_steps(root._gm_parents[0])),
-        False,
-    )
+    part = root
+    drops = not parameters_of(root).allow_nones and bool(dropping_steps(root._gm_parents[0]))
+    in_batches = False
     for step in steps:
         needs = needs_of(step)
         if needs is None or (needs in ("numbered elements", "batches") and (drops or in_batches)):
@@ -169,9 +165,7 @@ class DividedPart:
         self._first_marked = max(0, drops.index(True) - 1) if self.drops else len(self._steps)
 
     def by_workers(self, origin: int) -> IterDataset[Any]:
-        """Return a dataset that workers can share out, with one output for every run from index
-        ``origin`` on.
-        """
+        """Return a dataset with one output for every run from index ``origin`` on."""
         source, options = self._source, parameters_of(self._root).read_options
         if self.run > 1:
             source = RunsMapDataset(source, Numbers(0, 1, self.run, origin))
@@ -191,9 +185,7 @@ class DividedPart:
         return steps
 
     def guards(self, whole: Stream) -> list[tuple[Stream, FilterGuard]]:
-        """Return the filters of a stream of the divided part with their guards, in the order of
-        ``Dropped.by``.
-        """
+        """Return the filters of the divided part with guards, as ``Dropped.by`` counts."""
         chain = [whole]
         while chain[0].parents:
             chain.insert(0, chain[0].parent)
@@ -320,11 +312,11 @@ class StreamOrderIterDataset(IterDataset[T]):
     _element_spec = spec_of_first_parent
     _gm_num_elements = same_number
 
-    def __init__(self, parent: Any, workers: Workers) -> None:
+    def __init__(self, parent: object, workers: Workers) -> None:
         super().__init__(parent)
         self._gm_parameters = StreamOrderParameters(workers)
         self._workers = workers
-        self._divided_part = DividedPart(parent)
+        self._divided_part = DividedPart(self._gm_parent)
         self._by_workers = workers(self._divided_part.by_workers(0))
 
     @property
@@ -376,9 +368,7 @@ class _Opened:
         return (index - self._origin) % self._run == 0
 
     def pos_at(self, index: int) -> Pos:
-        """Return the position of the workers before the run that begins at ``index``, or at the
-        end.
-        """
+        """Return the position of the workers before the run at ``index``, or at the end."""
         states = self._beginning["iterators_in_use_states"]
         count = len(states)
         nums = [Numbers(i, count, self._run, self._origin).num_before(index) for i in range(count)]
@@ -398,11 +388,9 @@ class StreamOrder(Stream):
     its map dataset.
 
     Args:
-        stage: the definition.
         parent: the workers' stream.
         workers: these workers.
-        whole: the divided part, which computes no elements: what is known of positions follows from
-            it.
+        whole: the divided part, which computes no elements.
         divided: says what workers compute.
         opened: makes workers for runs from another index on.
     """
@@ -476,7 +464,7 @@ class StreamOrder(Stream):
             self._at = index
         return self.parent.run(self.inner.at(self._inner_pos))
 
-    def _check_budgets(self, x: Any, cell: Cell) -> None:
+    def _check_budgets(self, x: object, cell: Cell) -> None:
         """Report an output to the guards of the stages that drop elements."""
         by = x.by if type(x) is Dropped else len(self._guards)
         for number, (stream, guard, decisions) in enumerate(self._guards[: by + 1]):

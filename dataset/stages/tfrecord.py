@@ -51,7 +51,7 @@ class TFRecordStream(FileStream):
     def save(self, pos: Pos) -> Any:
         return {"reader_offset": pos}
 
-    def load(self, state: Any) -> int:
+    def load(self, state: object) -> int:
         return state_count(state, "reader_offset", self)
 
     def read(self, file: TFRecordFile, pos: Pos) -> tuple[list[bytes], list[int]]:

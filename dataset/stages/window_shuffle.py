@@ -58,7 +58,7 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
     # but parts that end with a window keep theirs: it is no shuffle of the whole
     _gm_moves_records = True
 
-    def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
+    def __init__(self, parent: object, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
         self._gm_parameters = WindowParameters(
             window_size, random_seed(self, seed, "window_shuffle", bits=32)
@@ -68,11 +68,6 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
         # epoch may be shorter.
         self._whole = Permutation(self._window_size, self._seed)
         self._last = Permutation(0, self._seed)
-
-    @property
-    def _limit(self) -> int:
-        length = len(self)
-        return max(2**62 - length, length - 1)
 
     def _current_layout(self) -> tuple[int, int]:
         """Returns the length of an epoch and the number of its whole windows."""

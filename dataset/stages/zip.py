@@ -53,7 +53,7 @@ class ZipMapDataset(BlockMapDataset[T]):
         [(1, 'b')]
     """
 
-    def __init__(self, parents: Any, *, drop_missing: bool = False) -> None:
+    def __init__(self, parents: object, *, drop_missing: bool = False) -> None:
         super().__init__(parents)
         lengths = [len(parent) for parent in _at_least_one(self._gm_parents)]
         if len(set(lengths)) > 1:
@@ -91,11 +91,11 @@ class ZipMapDataset(BlockMapDataset[T]):
         return [UpstreamElement(parent, index) for parent in self._gm_parents]
 
 
-def _row(*elements: Any) -> tuple[Any, ...]:
+def _row(*elements: object) -> tuple[Any, ...]:
     return elements
 
 
-def _complete_row(*elements: Any) -> tuple[Any, ...] | None:
+def _complete_row(*elements: object) -> tuple[Any, ...] | None:
     return None if any([x is None for x in elements]) else elements
 
 
@@ -123,7 +123,7 @@ class ZipIterDataset(IterDataset[T]):
 
     _gm_parameters: ZipParameters
 
-    def __init__(self, parents: Any, *, strict: bool = True) -> None:
+    def __init__(self, parents: object, *, strict: bool = True) -> None:
         super().__init__(parents)
         _at_least_one(self._gm_parents)
         self._gm_parameters = ZipParameters(bool(strict))

@@ -49,7 +49,7 @@ class PipelineTask:
     budget: Budget | None = None  # of the consumer, if the worker is a thread of its process
     by_lanes: bool = False
 
-    def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
+    def __call__(self, index: int, count: int, allocate: Allocate | None) -> PipelineProducer:
         if self.init_fn is not None:
             self.init_fn(index, count)
         # After ``init_fn``, which may register the same classes.
@@ -120,9 +120,7 @@ class PipelineProducer:
         return [lane.iterator for lane in self._lanes.values() if lane.iterator is not None]
 
     def renew(self, task: PipelineTask) -> None:
-        """Prepares for another iterator: sources and transforms are as they were sent, without
-        changes by the last iterator.
-        """
+        """Prepares for another iterator, with sources and transforms as they were sent."""
         self.close()
         self._task = task
         self._lanes = {}
@@ -157,7 +155,7 @@ class PipelineProducer:
             for i, (lane, state) in enumerate(states.items())
         }
 
-    def add(self, number: int, state: Any) -> None:
+    def add(self, number: int, state: object) -> None:
         """See ``Divided``."""
         self._start(number, state, len(self.iterators) + 1, skip=False)
         self._share_threads()
@@ -187,9 +185,7 @@ class PipelineProducer:
             part.drain()
 
     def is_drained(self, number: int) -> bool:
-        """See ``Divided``. Of several datasets one may seldom be drawn from, so that is not waited
-        for.
-        """
+        """See ``Divided``. One of several datasets may seldom be drawn from: no wait."""
         lane = self._lanes[number]
         found = ahead_of(lane.iterator)
         return all([part.is_drained for part in found]) or (
@@ -293,11 +289,10 @@ class PipelineProducer:
         from gristmill.dataset.errors.context import add_error_worker, add_settings_note
 
         task = self._task
-        numbers = (
-            None
-            if task.sequential_slice
-            else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
-        )
+        if task.sequential_slice:
+            numbers = None
+        else:
+            numbers = numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
         name = worker_name(self.index, self._count, lane, task.num_lanes)
         add_error_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
         if task.init_fn is None and task.budget is None:
@@ -313,9 +308,7 @@ def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
 
 
 def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
-    """Has all that reads by index upstream use its part of the threads and of what may be ahead,
-    which lanes share.
-    """
+    """Has all that reads upstream use its part of what lanes share."""
     for reader in readers(it):
         reader.share(num_lanes)
 
@@ -340,9 +333,7 @@ def divide_worker(count: int, worker: Any) -> None:
 
 
 def roots(it: DatasetIterator[Any]) -> list[StreamIterator[Any]]:
-    """Return the iterators at the beginning of everything upstream that read map datasets, always
-    in the same order.
-    """
+    """Return the iterators upstream that read map datasets, always in the same order."""
     if isinstance(it, StreamIterator) and it._gm_engine.draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}

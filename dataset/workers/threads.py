@@ -100,9 +100,7 @@ class _HandsOver:
 
 
 class _Channel(BoundedConnection[object]):
-    """Connection between a worker and its consumer. Queues may be used at any time, in finalizers,
-    too.
-    """
+    """Connection between a worker and its consumer, for use at any time."""
 
     def __init__(self, buffer_size: int) -> None:
         super().__init__(buffer_size)
@@ -125,9 +123,7 @@ class _Channel(BoundedConnection[object]):
         self._commands.put((kind, generation, content))
 
     def close(self, how: str = "was closed") -> None:
-        """End both sides: the worker at its next command, the consumer when it has received what
-        was sent before.
-        """
+        """End the worker at its next command, the consumer after what was sent before."""
         self.is_closed = True
         self.post(CLOSE)
         self.messages.put((_DIED, 0, 0, how))
@@ -165,9 +161,7 @@ class _Channel(BoundedConnection[object]):
 
 
 def _work(channel: _Channel, load_task: Callable[[], PipelineTask], index: int, count: int) -> None:
-    """Run a worker until its consumer closes the channel, or a function raises what is no
-    ``Exception``.
-    """
+    """Run a worker until its consumer closes the channel, or no ``Exception`` is raised."""
     if not channel.claim():  # the start of another thread was interrupted after that had begun
         return
     how, worker = "was closed", None
@@ -225,11 +219,9 @@ class ThreadTransport:
     @property
     def place(self) -> str:
         """The name and the identity of its thread, in words."""
-        return (
-            "not started"
-            if self._thread is None
-            else f"thread {self._thread.name}, {self._thread.ident}"
-        )
+        if self._thread is None:
+            return "not started"
+        return f"thread {self._thread.name}, {self._thread.ident}"
 
     def stacks(self) -> str | None:
         """Return the stack of its thread; empty if it does not run."""

@@ -108,7 +108,7 @@ def _lanes(divided: Any) -> list[Any]:
     elif isinstance(divided, MultiprocessPrefetchIterDataset):
         num, by_lanes = divided._num_lanes, divided._by_lanes
     else:
-        num, by_lanes = divided._num_threads, False
+        num, by_lanes = divided._num_lanes, False
     return [slice_pipeline(parent, i, num, by_lanes=by_lanes) for i in range(num)]
 
 

@@ -378,7 +378,7 @@ def test_chains_of_rescalings(data):
                 seen += np.ravel(x).tolist()
         states = joined(its)
         for it in its:  # the same shard continues exactly
-            same = gx.ElasticIterator(ds, batch_size * count, it._shard)
+            same = gx.ElasticIterator(ds, batch_size * count, it.shard_options)
             same.set_state(through_json(it.get_state()))
             assert same.get_state() == it.get_state() and joined([same]) == joined([it])
             assert plain(same) == plain(it) and same.get_state() == it.get_state()

@@ -71,6 +71,7 @@ def test_a_stage_has_its_parameters_and_its_length(entry):
         "args",
         "ds",
         "parent",
+        "parameters",
         "parents",
         "datasets",
     }
