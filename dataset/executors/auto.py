@@ -4,8 +4,8 @@ Guarantees:
 
 1. The controller is a function of its arguments: times, rates and shares. It reads no clock.
 2. It grows while the consumer waits and there are CPUs, and takes back a change that gained less
-   than ``_GAIN``. When no number gains more, it tries threads in place of processes, if there are
-   CPUs or much is sent.
+   than ``_GAIN``, in two measurements in a row unless the first one is clear. When no number gains
+   more, it tries threads in place of processes, if there are CPUs or much is sent.
 3. Where threads that read have used CPUs and the consumer waits, it also tries fewer: threads that
    need the same interpreter lock keep each other waiting.
 4. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. Where these were too few
@@ -130,6 +130,7 @@ class Controller:
     _has_other: bool  # there is another kind that was not tried yet
     _search_until: float  # then it ends, if there were enough measurements
     _num_measured: int  # in the search
+    _is_doubtful: bool  # one measurement says that the attempt is not better
     _not_before: float  # is the next change
     _best: _Setting | None  # of the search
 
@@ -180,6 +181,9 @@ class Controller:
         if best is None or self._is_better(measured, best):
             self._best = _Setting(self.num, self._kind, measured)
             return self._attempt(self._best, measured.now)
+        if not self._is_doubtful and _gain(measured, best) > _CLEARLY_SLOWER - 1:
+            self._is_doubtful = True
+            return None
         return self._attempt(best, measured.now, self._fail(measured, best))
 
     def _is_better(self, measured: Measured, best: _Setting) -> bool:
@@ -280,7 +284,7 @@ class Controller:
     def _change(self, now: float, after: int, kind: Kind, reason: str) -> Decision:
         if now >= self._search_until:
             self._not_before = now + _LATE_SECONDS
-        before, self.num = self.num, after
+        before, self.num, self._is_doubtful = self.num, after, False
         if kind == self._kind:
             return Decision(now, before, after, reason, self._unit)
         self._most, self._other_most = self._other_most, self._most
@@ -294,6 +298,7 @@ class Controller:
     def _begin_search(self, now: float) -> None:
         self._search_until = now + _SEARCH_SECONDS
         self._num_measured, self._not_before, self._best = 0, -math.inf, None
+        self._is_doubtful = False
         self._is_enough = self._is_least = False
         self._has_other = self._other_most > 0
 

@@ -119,7 +119,7 @@ class TestThreadsAndBlocks:
             assert element == i
             assert len(working()) <= num_cpus
 
-    def test_threads_that_only_wait_for_a_cpu_end_and_come_back_for_reads(self, clock, monkeypatch):
+    def test_threads_that_wait_for_a_cpu_end_and_come_back(self, clock, monkeypatch):
         monkeypatch.setattr(budget, "_cpus", lambda: 2)
         monkeypatch.setattr(readahead, "_LONG_SECONDS", 30.0)
 
