@@ -231,8 +231,8 @@ class Interleave(Stream):
         *found, slot, slots = pos
         now = parts(*found)
         self.members.join(self.ctx, self.key)
-        for i in range(self.length):
-            is_new = now[i] is NO_MEMBER and not slots.ended[i]
+        for i in [i for i, part in enumerate(now) if part is NO_MEMBER]:
+            is_new = not slots.ended[i]
             if is_new and slots.num_opened not in (self.members.num, self.unopenable):
                 try:
                     now[i], slots = self._filled_slot(i, slots, self.members.opener.open)
@@ -242,26 +242,39 @@ class Interleave(Stream):
 
     def save(self, pos: Pos) -> Any:
         now, slot, slots = self._filled(pos)
-        states: list[Any] = []
-        for index, part, flag in zip(slots.indices, now, slots.ended, strict=True):
-            if part is NO_MEMBER:
-                states.append(None)
-                continue
-            state = copied(part) if flag == ENDED else self.members.saved(index, part)
-            if state is None:
-                raise NotImplementedError(
-                    f"{self} has no state to save or to return to: one of its datasets is iterated"
-                    " by a plain Python iterator. Return a DatasetIterator from __iter__ to save"
-                    " its position"
+        members = map(self.members.by_number.get, slots.indices)
+        try:
+            states = [
+                self._saved(index, part, flag)
+                if member is None or flag == ENDED or part is NO_MEMBER
+                else member.stream.save(part)
+                for index, member, part, flag in zip(
+                    slots.indices, members, now, slots.ended, strict=True
                 )
-            states.append(state)
-        flags = [min(flag, 1) for flag in slots.ended]
+            ]
+        except NotImplementedError:
+            raise self._stateless() from None
+        if any([x is None and part is not NO_MEMBER for x, part in zip(states, now, strict=True)]):
+            raise self._stateless()
+        flags = [1 if flag else 0 for flag in slots.ended]
         cycle = CycleState(
             slot, slots.num_opened, slots.indices, states, flags, slots.future_states
         )
         state = cycle.as_state(owns_states=True)
         ended = saved_totals(slots, self.members)
         return {**state, _TOTALS: ended} if ended else state
+
+    def _saved(self, index: int, part: Pos, flag: int) -> Any:
+        """Return the state of a position of a member that is not running."""
+        if part is NO_MEMBER:
+            return None
+        return copied(part) if flag == ENDED else self.members.saved(index, part)
+
+    def _stateless(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{self} has no state to save or to return to: one of its datasets is iterated by a"
+            " plain Python iterator. Return a DatasetIterator from __iter__ to save its position"
+        )
 
     def saves_anywhere(self) -> bool:
         return False  # it opens members
