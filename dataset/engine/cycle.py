@@ -130,8 +130,9 @@ class Interleave(Stream):
         while num_vacant < length:
             if num > length + _MOST_CHANGES:
                 base, log, num = tuple(now), [], 0
-            if (wanted := cell.take_wanted() // length) > 1:
-                for c in filter(None, cells):
+            if cell.wanted > 1 or cell.outer is not None:
+                wanted = cell.take_wanted() // length
+                for c in filter(None, cells) if wanted > 1 else ():
                     c.wanted = wanted
             run = runs[slot]
             try:
@@ -154,24 +155,27 @@ class Interleave(Stream):
             except Exception:
                 cell.past_failed = partial(self._pass, cell, tuple(now), slot, slots)
                 raise
-            now[slot] = part = cells[slot].settle() if cells[slot].is_counting else cells[slot].pos
+            c = cells[slot]
+            part = c.settle() if c.is_counting else c.pos
             if x is _END:
                 was_said, index = ended[slot], slots.indices[slot]
                 slots = slots.with_total(slot, total_of(self.members, index, part))
                 now[slot] = part = self.members.state_at(index, part)
                 slots, runs[slot] = slots.flagged(slot, ENDED), None
                 ended = slots.ended
-            elif ended[slot]:
-                slots = slots.flagged(slot, RUNNING)
-                ended = slots.ended
-            log.append((slot, part))
-            num += 1
-            if x is _END:
+                log.append((slot, part))
+                num += 1
                 if not was_said:  # by a state, so that its turn was over then
                     num_vacant, slot = 0, (slot + 1) % length
                 cell.pos = base, log, num, slot, slots
                 self.members.close_member(index)
                 continue
+            if ended[slot]:
+                slots = slots.flagged(slot, RUNNING)
+                ended = slots.ended
+            now[slot] = part
+            log.append((slot, part))
+            num += 1
             num_vacant = 0
             slot = slot + 1 if slot + 1 < length else 0
             cell.pos = base, log, num, slot, slots
