@@ -176,8 +176,7 @@ class Interleave(Stream):
             now[slot] = part
             log.append((slot, part))
             num += 1
-            num_vacant = 0
-            slot = slot + 1 if slot + 1 < length else 0
+            num_vacant, slot = 0, slot + 1 if slot + 1 < length else 0
             cell.pos = base, log, num, slot, slots
             yield (x, x := None)[0]
 
@@ -246,20 +245,7 @@ class Interleave(Stream):
 
     def save(self, pos: Pos) -> Any:
         now, slot, slots = self._filled(pos)
-        members = map(self.members.by_number.get, slots.indices)
-        try:
-            states = [
-                self._saved(index, part, flag)
-                if member is None or flag == ENDED or part is NO_MEMBER
-                else member.stream.save(part)
-                for index, member, part, flag in zip(
-                    slots.indices, members, now, slots.ended, strict=True
-                )
-            ]
-        except NotImplementedError:
-            raise self._stateless() from None
-        if any([x is None and part is not NO_MEMBER for x, part in zip(states, now, strict=True)]):
-            raise self._stateless()
+        states = saved_members(now, slots, self)
         flags = [1 if flag else 0 for flag in slots.ended]
         cycle = CycleState(
             slot, slots.num_opened, slots.indices, states, flags, slots.future_states
@@ -267,18 +253,6 @@ class Interleave(Stream):
         state = cycle.as_state(owns_states=True)
         ended = saved_totals(slots, self.members)
         return {**state, _TOTALS: ended} if ended else state
-
-    def _saved(self, index: int, part: Pos, flag: int) -> Any:
-        """Return the state of a position of a member that is not running."""
-        if part is NO_MEMBER:
-            return None
-        return copied(part) if flag == ENDED else self.members.saved(index, part)
-
-    def _stateless(self) -> NotImplementedError:
-        return NotImplementedError(
-            f"{self} has no state to save or to return to: one of its datasets is iterated by a"
-            " plain Python iterator. Return a DatasetIterator from __iter__ to save its position"
-        )
 
     def saves_anywhere(self) -> bool:
         return False  # it opens members
@@ -401,6 +375,35 @@ def total_of(members: Members, index: int, end: Pos, records: Records = ()) -> T
         return None
     pos = stream.next_epoch(end, records)
     return Total(index, stream.kind(index), pos) if _counts(stream, pos) else None
+
+
+def saved_members(now: Sequence[Pos], slots: Slots, owner: Interleave) -> list[Any]:
+    """Return the states of the members that are at ``now``; ``None`` in slots without one."""
+    members = owner.members
+
+    def saved(index: int, part: Pos, flag: int) -> Any:
+        if part is NO_MEMBER:
+            return None
+        return copied(part) if flag == ENDED else members.saved(index, part)
+
+    open_members = map(members.by_number.get, slots.indices)
+    try:
+        states = [
+            saved(index, part, flag)
+            if member is None or flag == ENDED or part is NO_MEMBER
+            else member.stream.save(part)
+            for index, member, part, flag in zip(
+                slots.indices, open_members, now, slots.ended, strict=True
+            )
+        ]
+    except NotImplementedError:
+        states = [None] * len(now)
+    if any([x is None and part is not NO_MEMBER for x, part in zip(states, now, strict=True)]):
+        raise NotImplementedError(
+            f"{owner} has no state to save or to return to: one of its datasets is iterated by a"
+            " plain Python iterator. Return a DatasetIterator from __iter__ to save its position"
+        )
+    return states
 
 
 def saved_totals(slots: Slots, members: Members) -> dict[str, list[Any]]:
