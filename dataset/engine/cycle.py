@@ -130,8 +130,9 @@ class Interleave(Stream):
         while num_vacant < length:
             if num > length + _MOST_CHANGES:
                 base, log, num = tuple(now), [], 0
-            if (wanted := cell.take_wanted() // length) > 1:
-                for c in filter(None, cells):
+            if cell.wanted > 1 or cell.outer is not None:
+                wanted = cell.take_wanted() // length
+                for c in filter(None, cells) if wanted > 1 else ():
                     c.wanted = wanted
             run = runs[slot]
             try:
@@ -154,26 +155,28 @@ class Interleave(Stream):
             except Exception:
                 cell.past_failed = partial(self._pass, cell, tuple(now), slot, slots)
                 raise
-            now[slot] = part = cells[slot].settle() if cells[slot].is_counting else cells[slot].pos
+            c = cells[slot]
+            part = c.settle() if c.is_counting else c.pos
             if x is _END:
                 was_said, index = ended[slot], slots.indices[slot]
                 slots = slots.with_total(slot, total_of(self.members, index, part))
                 now[slot] = part = self.members.state_at(index, part)
                 slots, runs[slot] = slots.flagged(slot, ENDED), None
                 ended = slots.ended
-            elif ended[slot]:
-                slots = slots.flagged(slot, RUNNING)
-                ended = slots.ended
-            log.append((slot, part))
-            num += 1
-            if x is _END:
+                log.append((slot, part))
+                num += 1
                 if not was_said:  # by a state, so that its turn was over then
                     num_vacant, slot = 0, (slot + 1) % length
                 cell.pos = base, log, num, slot, slots
                 self.members.close_member(index)
                 continue
-            num_vacant = 0
-            slot = slot + 1 if slot + 1 < length else 0
+            if ended[slot]:
+                slots = slots.flagged(slot, RUNNING)
+                ended = slots.ended
+            now[slot] = part
+            log.append((slot, part))
+            num += 1
+            num_vacant, slot = 0, slot + 1 if slot + 1 < length else 0
             cell.pos = base, log, num, slot, slots
             yield (x, x := None)[0]
 
@@ -231,8 +234,8 @@ class Interleave(Stream):
         *found, slot, slots = pos
         now = parts(*found)
         self.members.join(self.ctx, self.key)
-        for i in range(self.length):
-            is_new = now[i] is NO_MEMBER and not slots.ended[i]
+        for i in [i for i, part in enumerate(now) if part is NO_MEMBER]:
+            is_new = not slots.ended[i]
             if is_new and slots.num_opened not in (self.members.num, self.unopenable):
                 try:
                     now[i], slots = self._filled_slot(i, slots, self.members.opener.open)
@@ -242,20 +245,8 @@ class Interleave(Stream):
 
     def save(self, pos: Pos) -> Any:
         now, slot, slots = self._filled(pos)
-        states: list[Any] = []
-        for index, part, flag in zip(slots.indices, now, slots.ended, strict=True):
-            if part is NO_MEMBER:
-                states.append(None)
-                continue
-            state = copied(part) if flag == ENDED else self.members.saved(index, part)
-            if state is None:
-                raise NotImplementedError(
-                    f"{self} has no state to save or to return to: one of its datasets is iterated"
-                    " by a plain Python iterator. Return a DatasetIterator from __iter__ to save"
-                    " its position"
-                )
-            states.append(state)
-        flags = [min(flag, 1) for flag in slots.ended]
+        states = saved_members(now, slots, self)
+        flags = [1 if flag else 0 for flag in slots.ended]
         cycle = CycleState(
             slot, slots.num_opened, slots.indices, states, flags, slots.future_states
         )
@@ -384,6 +375,35 @@ def total_of(members: Members, index: int, end: Pos, records: Records = ()) -> T
         return None
     pos = stream.next_epoch(end, records)
     return Total(index, stream.kind(index), pos) if _counts(stream, pos) else None
+
+
+def saved_members(now: Sequence[Pos], slots: Slots, owner: Interleave) -> list[Any]:
+    """Return the states of the members that are at ``now``; ``None`` in slots without one."""
+    members = owner.members
+
+    def saved(index: int, part: Pos, flag: int) -> Any:
+        if part is NO_MEMBER:
+            return None
+        return copied(part) if flag == ENDED else members.saved(index, part)
+
+    open_members = map(members.by_number.get, slots.indices)
+    try:
+        states = [
+            saved(index, part, flag)
+            if member is None or flag == ENDED or part is NO_MEMBER
+            else member.stream.save(part)
+            for index, member, part, flag in zip(
+                slots.indices, open_members, now, slots.ended, strict=True
+            )
+        ]
+    except NotImplementedError:
+        states = [None] * len(now)
+    if any([x is None and part is not NO_MEMBER for x, part in zip(states, now, strict=True)]):
+        raise NotImplementedError(
+            f"{owner} has no state to save or to return to: one of its datasets is iterated by a"
+            " plain Python iterator. Return a DatasetIterator from __iter__ to save its position"
+        )
+    return states
 
 
 def saved_totals(slots: Slots, members: Members) -> dict[str, list[Any]]:

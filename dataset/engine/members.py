@@ -90,30 +90,30 @@ class Members:
         self.num = num
         self.budget_waits = BudgetWaits()
         self._num_threads, self._num_ahead = num_threads, num_ahead if num_threads else 0
-        self._open: dict[int, Member] = {}
+        self.by_number: dict[int, Member] = {}
         self._unstarted: list[int] = []  # that were opened, and not yet asked to work ahead
 
     def __contains__(self, index: int) -> bool:
-        return index in self._open
+        return index in self.by_number
 
     def __getitem__(self, index: int) -> Member:
         """Return a member, which is opened again if it was closed."""
-        if index not in self._open:
+        if index not in self.by_number:
             self.add(index, self.opener.open(index))
-        return self._open[index]
+        return self.by_number[index]
 
     @property
     def numbers(self) -> set[int]:
         """The numbers of those that are open."""
-        return {*self._open}
+        return {*self.by_number}
 
     @property
     def iterators(self) -> list[DatasetIterator[Any]]:
-        return [member.it for member in [*self._open.values()]]
+        return [member.it for member in [*self.by_number.values()]]
 
     @property
     def streams(self) -> list[Stream]:
-        return [member.stream for member in [*self._open.values()]]
+        return [member.stream for member in [*self.by_number.values()]]
 
     def join(self, ctx: IteratorContext, key: str) -> None:
         """Belong to the pipeline of ``ctx``, and to the stage ``key``, from now on."""
@@ -125,7 +125,7 @@ class Members:
         if self._reads_singly:
             member.stream.take_singly()
         self.may_count |= may_count_faults(member.stream)
-        self._open[index] = member
+        self.by_number[index] = member
         self._unstarted.append(index)
 
     def run(self, index: int, pos: Pos, choices: Choices | None) -> tuple[Iterator[Any], Cell]:
@@ -197,7 +197,7 @@ class Members:
         return self._had_chosen or any([stream.may_have_chosen() for stream in self.streams])
 
     def close_member(self, index: int) -> None:
-        member = self._open.pop(index)
+        member = self.by_number.pop(index)
         self._had_chosen |= member.stream.may_have_chosen()
         member.it.close()
 
@@ -214,7 +214,7 @@ class Members:
 
     def drop(self) -> None:
         """Close without waiting."""
-        streams, self._open = self.streams, {}
+        streams, self.by_number = self.streams, {}
         for stream in streams:
             stream.drop()
         self.close()

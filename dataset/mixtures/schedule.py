@@ -44,6 +44,8 @@ from gristmill.core.state import shown
 _SMALLEST = Fraction(1, 1_000_000)  # share of a component that is drawn from
 _BLOCK = 1024  # positions whose components are kept together
 _MAX_BLOCKS = 2048  # of 12 KiB
+# positions of one component that are looked up singly in about as much time as a block takes
+_MOST_MISSES = 256
 _PIECE = 1 << 14  # positions that are looked at together
 # positions after which those that are never drawn from again have been given what they get
 _MAX_SETTLING = 1 << 16
@@ -361,7 +363,8 @@ class ScheduledSelection:
         self._blocks: dict[int, tuple[array[int], array[int]]] = {}
         # a position, after what was served last, and the counts
         self._following: tuple[int, list[int]] = 0, [0] * self._num
-        self._missed: set[int] = set()  # numbers of blocks
+        self._misses: dict[int, int] = {}  # by the number of the block
+        self._last_missed = -2  # the position
         self._settled: list[int] | None = None
         last = self._segments[-1]
         # those that are never drawn from again
@@ -379,7 +382,7 @@ class ScheduledSelection:
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
-        caches: dict[str, Any] = {"_lap": None, "_missed": set(), "_blocks": {}}
+        caches: dict[str, Any] = {"_lap": None, "_misses": {}, "_blocks": {}}
         return {**vars(self), **caches, "_following": (0, [0] * self._num)}
 
     @property
@@ -413,21 +416,21 @@ class ScheduledSelection:
         number, offset = divmod(position, _BLOCK)
         block = self._blocks.get(number)
         if block is None:
-            if self._is_first_miss(number):
+            if self._is_rare(number, position):
                 return self._single(position)
             block = self._block(number)
         return block[0][offset], block[1][offset]
 
-    def _is_first_miss(self, number: int) -> bool:
-        """Return true if nothing of block ``number`` was asked for before: the others of it may not
-        be needed. ``-1`` stands for the first period.
+    def _is_rare(self, number: int, position: int) -> bool:
+        """Return true if few positions of block ``number`` were asked for before, and not the one
+        before ``position`` last: the others of it may not be needed. ``-1`` stands for the first
+        period.
         """
-        if number in self._missed:
-            return False
-        if len(self._missed) >= _MAX_BLOCKS:
-            self._missed = set()
-        self._missed.add(number)
-        return True
+        if len(self._misses) >= _MAX_BLOCKS:
+            self._misses = {}
+        self._misses[number] = num = self._misses.get(number, 0) + 1
+        follows, self._last_missed = position == self._last_missed + 1, position
+        return not follows and (num - 1) * self._num < _MOST_MISSES
 
     def _single(self, position: int) -> tuple[int, int]:
         counts = self.counts(position)
@@ -440,7 +443,7 @@ class ScheduledSelection:
         """
         laps, offset = divmod(position - self._unchanging_from, self._period)
         if self._lap is None:
-            if self._is_first_miss(-1):
+            if self._is_rare(-1, position):
                 return self._single(position)
             self._lap = self._served(self._unchanging_from, self._period)
         component, inner = self._lap[0][offset], self._lap[1][offset]

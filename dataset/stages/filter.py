@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import compress, repeat
+from operator import length_hint
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
@@ -38,14 +40,15 @@ class FilterMapDataset(BlockMapDataset[T]):
         self._fn = transform_function(transform, Filter, "filter")
 
     def _gm_items(self, indices: Indices) -> Iterator[Any]:
-        return map(self._chosen, self._gm_parents[0]._gm_items(indices), as_ints(indices))
-
-    def _chosen(self, x: object, index: int) -> Any:
-        try:
-            return x if x is not None and self._fn(x) else None
-        except Exception as error:
-            failed_at(error, self, index)
-            raise
+        fn, steps = self._fn, repeat(True, len(indices))
+        for x in compress(self._gm_parents[0]._gm_items(indices), steps):
+            try:
+                if x is not None and not fn(x):
+                    x = None
+            except Exception as error:
+                failed_at(error, self, as_ints(indices)[~length_hint(steps)])
+                raise
+            yield (x, x := None)[0]
 
 
 class FilterIterDataset(IterDataset[T]):
