@@ -51,6 +51,7 @@ def pytest_runtest_teardown() -> None:
             _imp.release_lock()
 
 
+_FOLDER = "GRISTMILL_TEST_FOLDER"  # the variable that has the folder of temporary files
 _SHARE_A_SITE = ("test_site", "test_release")  # or archives, which take long to build
 # Files and folders whose tests start programs, clusters or workers, and wait for these.
 _TAKE_LONG = {"clients", "examples", "faults", "guides", "peer", "verification", "test_ray.py"}
@@ -58,13 +59,13 @@ _TAKE_LONG = {"clients", "examples", "faults", "guides", "peer", "verification",
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let the temporary files that tests, pages and programs leave be removed at the end."""
-    if hasattr(config, "workerinput"):  # the process that has started this one does
+    if tempfile.gettempdir() == os.environ.get(_FOLDER):  # of the run that has started this one
         return
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of ``tmp_path``
-    folder = tempfile.TemporaryDirectory(prefix="gristmill-tests-", ignore_cleanup_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix="gm-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     Path(folder.name).chmod(0o755)  # a test becomes another user
-    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    os.environ["TMPDIR"] = os.environ[_FOLDER] = tempfile.tempdir = folder.name
 
 
 def pytest_report_header() -> str:

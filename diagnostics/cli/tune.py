@@ -22,7 +22,10 @@ from gristmill.dataset.bases.node import ancestors, computed_by
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.executors.auto import most_workers
 from gristmill.dataset.lanes.rows import LaneRowsIterDataset
-from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
+from gristmill.dataset.stages.global_batch import (
+    GlobalBatchIterDataset,
+    GlobalBatchParameters,
+)
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.stream_interleave import StreamInterleaveIterDataset
@@ -229,8 +232,8 @@ def _tuned(options: MultiprocessingOptions, num_threads: int, stage: Any) -> Any
         return computed_by(stage, threads=reads)
     if isinstance(stage, GlobalBatchIterDataset):
         workers = options if options.num_workers else None
-        given = parameters_of(stage).as_dict() | {"workers": workers}
-        return GlobalBatchIterDataset(stage.parents[0], **given)
+        parameters = parameters_of(stage).as_dict() | {"workers": workers}
+        return GlobalBatchIterDataset(stage.parents[0], GlobalBatchParameters(**parameters))
     # The lanes of a global batch are made again with it.
     if not stage._gm_starts_workers or isinstance(stage.parents[0], LaneRowsIterDataset):
         return stage

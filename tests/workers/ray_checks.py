@@ -453,7 +453,7 @@ def test_nothing_is_left_of_a_consumer_that_was_killed(cluster, is_alone):
 
 @pytest.mark.slow
 def test_nothing_is_left_of_an_iterator_that_was_dropped():
-    it = iter(MapDataset.range(10**6).to_iter_dataset().mp_prefetch(RayOptions(2, num_cpus=0.5)))
+    it = iter(MapDataset.range(10**12).to_iter_dataset().mp_prefetch(RayOptions(2, num_cpus=0.5)))
     next(it)
     while len(actors(it)) < 2:
         next(it)
