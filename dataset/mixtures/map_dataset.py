@@ -141,7 +141,11 @@ class MixedMapDataset(BlockMapDataset[T]):
         return self._noting(map(next, map(columns.__getitem__, left)), drawn_last)
 
     def _drawn_alone(self, index: int) -> Any:
-        component, [inner_index] = self._selected(index)
+        try:
+            component, inner_index = self._selected(index)
+        except Exception as error:
+            failed_at(error, self, index)
+            raise
         try:
             return item(self._gm_parents[component], inner_index)
         except Exception as error:
@@ -159,18 +163,14 @@ class MixedMapDataset(BlockMapDataset[T]):
     def _note_component(self, error: Exception, component: int) -> None:
         add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
 
-    def _selected(self, index: int) -> tuple[int, list[int]]:
-        try:
-            component, inner = selected(self._selection_map, index)
-            self._component(component)
-        except Exception as error:
-            failed_at(error, self, index)
-            raise
-        return component, [inner]
+    def _selected(self, index: int) -> tuple[int, int]:
+        component, inner = selected(self._selection_map, index)
+        self._component(component)
+        return component, inner
 
     def _gm_num_drawn(self, num: int, parent: int) -> int:
         for index in range(num, num + _LOOKS):  # the next of its elements says how many were before
-            component, (inner,) = self._selected(index)
+            component, inner = self._selected(index)
             if component == parent:
                 return inner
         return num * len(self._gm_parents[parent]) // max(1, self._length)
@@ -189,7 +189,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         return counts
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
-        component, (inner,) = self._selected(index)
+        component, inner = self._selected(index)
         names = (self._names.get(component, component),)
         return [UpstreamElement(self._gm_parents[component], inner, components=names)]
 

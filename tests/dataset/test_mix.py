@@ -166,6 +166,22 @@ def test_wrong_arguments(call, arguments, error, match):
         assert_raises(error, match, call, wrong)
 
 
+def test_selection_that_fails_is_not_asked_again_and_again():
+    """Its error context has the records of the element, for which it is asked once more."""
+
+    class Counted(list):
+        num_asked = 0
+
+        def __getitem__(self, index):
+            self.num_asked += 1
+            return super().__getitem__(index)
+
+    selection_map = Counted([(100, 0)])
+    with pytest.raises(IndexError, match="of 2 datasets"):
+        select([THREE] * 2, selection_map)[0]
+    assert selection_map.num_asked <= 2
+
+
 def test_texts_seeds_and_mixtures_of_one_empty_or_endless():
     ds = MapDataset.mix([MapDataset.range(5), MapDataset.range(5)], [0.7, 0.3])
     assert str(ds) == "MixedMapDataset[2 parents]"
