@@ -149,8 +149,12 @@ class _Template:
         process_id, slot = self._workers.pop(fd)
         self._poll.unregister(fd)
         os.close(fd)
-        _, status = os.waitpid(process_id, 0)
+        end = os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
+        assert end is not None  # a pidfd is readable when its process has ended
+        status = end.si_status << 8 if end.si_code == os.CLD_EXITED else end.si_status
+        # Recorded while the process can still be seen, so that it is never gone without a record.
         self._write(slot, process_id, status + 1)
+        os.waitpid(process_id, 0)
 
     def _settle(self, fds: Sequence[int], are_open: Sequence[bool]) -> None:
         """Makes the new process what it would be, had the consumer started it."""
