@@ -396,14 +396,18 @@ def saved_members(now: Sequence[Pos], slots: Slots, owner: Interleave) -> list[A
                 slots.indices, open_members, now, slots.ended, strict=True
             )
         ]
-    except NotImplementedError:
-        states = [None] * len(now)
+    except NotImplementedError as error:
+        raise _without_state(owner) from error
     if any([x is None and part is not NO_MEMBER for x, part in zip(states, now, strict=True)]):
-        raise NotImplementedError(
-            f"{owner} has no state to save or to return to: one of its datasets is iterated by a"
-            " plain Python iterator. Return a DatasetIterator from __iter__ to save its position"
-        )
+        raise _without_state(owner)
     return states
+
+
+def _without_state(owner: Interleave) -> NotImplementedError:
+    return NotImplementedError(
+        f"{owner} has no state to save or to return to: one of its datasets is iterated by a plain"
+        " Python iterator. Return a DatasetIterator from __iter__ to save its position"
+    )
 
 
 def saved_totals(slots: Slots, members: Members) -> dict[str, list[Any]]:
