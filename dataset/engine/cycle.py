@@ -397,6 +397,7 @@ def saved_members(now: Sequence[Pos], slots: Slots, owner: Interleave) -> list[A
             )
         ]
     except NotImplementedError as error:
+        # A plain iterator has no state. Its own error names neither the interleave nor the remedy.
         raise _without_state(owner) from error
     if any([x is None and part is not NO_MEMBER for x, part in zip(states, now, strict=True)]):
         raise _without_state(owner)
@@ -404,6 +405,7 @@ def saved_members(now: Sequence[Pos], slots: Slots, owner: Interleave) -> list[A
 
 
 def _without_state(owner: Interleave) -> NotImplementedError:
+    """Return the error of ``get_state`` where a dataset is iterated by a plain Python iterator."""
     return NotImplementedError(
         f"{owner} has no state to save or to return to: one of its datasets is iterated by a plain"
         " Python iterator. Return a DatasetIterator from __iter__ to save its position"
